@@ -170,10 +170,10 @@ def page(paths: Sequence[Path]) -> str:
         "planted in a copy of the tree and tried by the tests that execute their line. A survivor is equivalent, if nobody",
         "could tell it from the code as it is, or shows a hole in the tests; what was done about its class stands beside it.",
         "",
-        "How far the rates can be trusted: a bound on time on a busy machine leaves out tests that would catch a mistake, which",
-        "makes them low. While the runs of seed 1 went on, tests were written already and the tool was mended (its order of tests,",
-        "its bound, outcomes that said nothing), which may make them high. Limits that `tests/house/constants.txt` lists are",
-        "caught by that list, not by what they do.",
+        "How far the rates can be trusted: a bound on time on a busy machine leaves out tests that would catch a mistake,",
+        "which makes them low. While the runs of seed 1 went on, tests were written already and the tool was mended (its order",
+        "of tests, its bound, outcomes that said nothing), which may make them high. Limits that `tests/house/constants.txt`",
+        "lists are caught by that list, not by what they do.",
     ]
     for path in paths:
         command, mutants = kept(path)

@@ -251,7 +251,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     )
     # What a caller of this function brings is on top of a model that generates.
     config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
-    config = extras.world.sharded(config, whole_experts=args.enable_expert_parallel)
+    config = extras.world.sharded(config, whole_experts=args.enable_expert_parallel, embeds=extras.embeds)
     tiles = describe(checkpoint.config, device.torch_device)
     if tiles:
         logger.info("%s", tiles)
@@ -262,12 +262,13 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         raise ConfigError(
             f"max_model_len={longest} is more than the model's context of {config.longest_context}; lower it"
         )
+    row = longest + extras.num_drafts + extras.lookahead
     refuse_drafts(config, drafting=extras.drafts is not None)
     model = load_model(
         checkpoint,
         dtype=dtype,
         device=device.torch_device,
-        max_model_len=longest + extras.num_drafts + extras.lookahead,
+        max_model_len=row,
         progress=progress,
         seed=args.seed,
         blocks=block_use(args, checkpoint, dtype, device),
@@ -277,10 +278,8 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         extras = replace(extras, pooling=pooling_of(model, model.spec.pooling))
     storage = state_storage(args, model.spec, dtype, extras.num_drafts)
     check_drafts(model.spec, reads_prompts=extras.drafts is not None and extras.drafts.load is not None)
-    draft_model = None
-    if extras.drafts is not None and extras.drafts.load is not None:
-        row = longest + extras.num_drafts + extras.lookahead
-        draft_model = extras.drafts.load(Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress))
+    loading = Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress)
+    draft_model = None if extras.drafts is None else extras.drafts.loaded(loading)
     return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, storage, draft_model)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -17,10 +18,12 @@ from headway.parallel.group import Group
 from headway.speculative.agreed import AgreedDrafter
 from headway.speculative.base import Drafter, DraftHouse, DraftModel
 from headway.speculative.dflash import DFlashDrafter
+from headway.speculative.dflash_config import read_dflash
 from headway.speculative.dflash_load import load_dflash
 from headway.speculative.dflash_model import DFlashModel
 from headway.speculative.draft_model import ModelDrafter
 from headway.speculative.eagle import EagleDrafter
+from headway.speculative.eagle_config import read_eagle
 from headway.speculative.eagle_load import load_eagle
 from headway.speculative.eagle_model import EagleModel
 from headway.speculative.mtp_load import load_mtp
@@ -28,7 +31,8 @@ from headway.speculative.mtp_model import MTPModel
 from headway.speculative.ngram import NgramDrafter
 from headway.speculative.suffix import SuffixDrafter
 from headway.speculative.synthetic import SyntheticDrafter
-from headway.weights import open_checkpoint
+from headway.speculative.told import FarModel, ToldDrafter
+from headway.weights import Checkpoint, open_checkpoint
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +64,8 @@ class Drafts:
         lookahead, forgets_last_hit: see ``SchedulerConfig``.
         adaptive: whether steps leave them out while they do not pay.
         drawing: ``draft_sample_method``.
+        reads: the layers of the target whose outputs its model reads, rising, by its files alone.
+        embeds: its model reads the target's embedding.
     """
 
     number: int
@@ -69,10 +75,22 @@ class Drafts:
     forgets_last_hit: bool = False
     adaptive: bool = False
     drawing: str | None = None
+    reads: Callable[[Loading], tuple[int, ...]] = lambda loading: ()
+    embeds: bool = False
+
+    def loaded(self, loading: Loading) -> DraftModel | None:
+        """Its model; on a stage before the last what stands for it. None: it has none."""
+        stage = loading.target.spec.stage
+        if self.load is None or stage is None or stage.is_last:
+            return None if self.load is None else self.load(loading)
+        return FarModel.of(loading.target.spec, self.reads(loading))
 
     def on(self, ranks: Group, house: DraftHouse) -> Drafter:
         """The drafter on one of ``ranks``, which share the target's layers. Without a model it looks up what is the same on all
-        of them."""
+        of them. On a stage before the last there is none."""
+        stage = house.target.spec.stage
+        if stage is not None and not stage.is_last:
+            return ToldDrafter(house.model.auxiliary if isinstance(house.model, FarModel) else ())
         found = self.drafter(house)
         if house.model is None or ranks.size == 1:
             return found
@@ -94,13 +112,15 @@ class Drafts:
         elif config.method == "suffix":
             found = cls(number, lambda house: SuffixDrafter(house.arena, number, *config.suffix))
         elif config.method in ("eagle", "eagle3"):
-            found = cls(number, EagleDrafter, lambda loading: _load_eagle(config, loading), number, True)
+            found = cls(number, EagleDrafter, partial(_load_eagle, config), number, True, embeds=True)
+            found = replace(found, reads=partial(_read_by_eagle, config))
         elif config.method == "mtp":
-            found = cls(number, EagleDrafter, lambda loading: _load_mtp(config, loading), number, True)
+            found = cls(number, EagleDrafter, partial(_load_mtp, config), number, True, embeds=True)
         elif config.method in ("dflash", "dspark"):
-            found = cls(number, DFlashDrafter, lambda loading: _load_dflash(config, loading), number + 1)
+            found = cls(number, DFlashDrafter, partial(_load_dflash, config), number + 1, embeds=True)
+            found = replace(found, reads=partial(_read_by_dflash, config))
         else:
-            found = cls(number, ModelDrafter, lambda loading: _load_draft_model(config, loading), number)
+            found = cls(number, ModelDrafter, partial(_load_draft_model, config), number)
         found = replace(found, adaptive=config.is_adaptive, drawing=config.draft_sample_method)
         return found if length is None else _synthetic(found, length)
 
@@ -119,12 +139,24 @@ def _load_draft_model(config: SpeculativeConfig, loading: Loading) -> Model:
     )
 
 
-def _load_eagle(config: SpeculativeConfig, loading: Loading) -> EagleModel:
+def _head(config: SpeculativeConfig, loading: Loading) -> Checkpoint:
     assert config.model is not None
+    return open_checkpoint(config.model, revision=config.revision, load_format=loading.args.load_format, integers=True)
+
+
+def _read_by_eagle(config: SpeculativeConfig, loading: Loading) -> tuple[int, ...]:
+    third = config.method == "eagle3"
+    return read_eagle(_head(config, loading).config, third=third, target=loading.target.spec).auxiliary
+
+
+def _read_by_dflash(config: SpeculativeConfig, loading: Loading) -> tuple[int, ...]:
+    spark = config.method == "dspark"
+    return read_dflash(_head(config, loading).config, spark=spark, target=loading.target.spec).auxiliary
+
+
+def _load_eagle(config: SpeculativeConfig, loading: Loading) -> EagleModel:
     logger.info("%s head %s", config.method, config.model)
-    checkpoint = open_checkpoint(
-        config.model, revision=config.revision, load_format=loading.args.load_format, integers=True
-    )
+    checkpoint = _head(config, loading)
     return load_eagle(
         checkpoint,
         checkpoint.config,
@@ -153,16 +185,14 @@ def _load_mtp(config: SpeculativeConfig, loading: Loading) -> MTPModel:
 
 
 def _load_dflash(config: SpeculativeConfig, loading: Loading) -> DFlashModel:
-    args = loading.args
-    assert config.model is not None
     logger.info("%s drafter %s", config.method, config.model)
     return load_dflash(
-        open_checkpoint(config.model, revision=config.revision, load_format=args.load_format, integers=True),
+        _head(config, loading),
         spark=config.method == "dspark",
         target=loading.target,
         dtype=loading.dtype,
         max_len=loading.longest,
-        seed=args.seed,
+        seed=loading.args.seed,
     )
 
 

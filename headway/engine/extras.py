@@ -56,6 +56,11 @@ class Extras:
         return 0 if self.drafts is None else self.drafts.lookahead
 
     @property
+    def embeds(self) -> bool:
+        """Whether the drafter reads the model's embedding."""
+        return self.drafts is not None and self.drafts.embeds
+
+    @property
     def num_drafts(self) -> int:
         """Drafts a row."""
         return 0 if self.drafts is None else self.drafts.number

@@ -48,8 +48,8 @@ def staged_rows(spec: ModelSpec, sizes: Sizes) -> int:
 
 
 def features(spec: ModelSpec, sizes: Sizes, dtype: torch.dtype) -> tuple[int, int, torch.dtype] | None:
-    """The encoder cache: rows, width, dtype."""
-    rows = encoder_cache_rows(spec, sizes)
+    """The encoder cache: rows, width, dtype; None: there is none here."""
+    rows = encoder_cache_rows(spec, sizes) if spec.encodes else 0
     return None if spec.encoder is None or not rows else (rows, spec.encoder.width, dtype)
 
 

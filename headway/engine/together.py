@@ -21,11 +21,6 @@ def refuse_together(args: EngineArgs, extras: Extras, seat: Seat | None = None) 
         raise ConfigError("enable_dbo does not cut rows of drafts in two; leave out enable_dbo, or the drafter")
     if args.num_ranks == 1:
         return
-    if drafts is not None and drafts.load is not None and args.pipeline_parallel_size > 1:
-        raise ConfigError(
-            "a drafter with a model of its own reads what stages do not have, embeddings and last hidden states at once; draft "
-            "with method 'ngram', or set tensor_parallel_size instead of pipeline_parallel_size"
-        )
     if extras.pooling is not None or (drafts is not None and args.speculative_config is None):
         raise ConfigError("drafters and poolers that are handed in cannot be handed on to other ranks; run on one")
     if args.quantization == "gguf" and args.tensor_parallel_size > 1:

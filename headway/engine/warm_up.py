@@ -84,7 +84,9 @@ class WarmUp:
         Raises:
             OutOfMemoryError: it does not fit.
         """
-        num_tokens = sizes.max_num_batched_tokens if runner.device.asynchronous else 8
+        num_tokens = sizes.max_num_batched_tokens
+        if not runner.device.asynchronous:  # nothing is compiled, and memory is not measured
+            num_tokens = min(num_tokens, 8)
         num_rows = min(sizes.max_num_seqs, num_tokens)
         try:
             self._compile(runner, num_tokens, num_rows, sampling=sizes.max_model_len != self._sampled_len)
@@ -184,7 +186,7 @@ def _graphs(
         if not body.model.spec.cache.groups and shapes:
             shapes = pooled_shapes(*sizes[:3])
         kinds = ([Variant()] if body.vector else []) + ([TOKEN_VECTORS] if body.token_vector else [])
-        pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden, whole=kinds)
+        pooled = PooledGraphs(device, body.front, body.back, shapes, (), hidden, whole=kinds, hands_on=body.hands_on)
         return DecodeGraphs(device, body.front, body.back, [], []), pooled, None
     tails = tail_variants(body.sampler.every_edit)
     hands_on, decodes = body.hands_on, decode_shapes(config.max_num_seqs, config.widths)
@@ -197,4 +199,8 @@ def _graphs(
         return decode, prefill, prefill if vision is not None and not vision.sees else None
     # Attention of tokens that see later ones is another kernel.
     spans = media_shapes(*sizes[:3])
-    return decode, prefill, PrefillGraphs(device, partial(body.front, media=True), body.back, spans, tails, hidden)
+    return (
+        decode,
+        prefill,
+        PrefillGraphs(device, partial(body.front, media=True), body.back, spans, tails, hidden, hands_on=hands_on),
+    )

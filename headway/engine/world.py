@@ -15,6 +15,7 @@ from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
 from headway.core.seat import Seat
 from headway.device.base import Device
+from headway.models.decoder import DecoderConfig
 from headway.models.interface import ModelConfig
 from headway.models.sharding import Sharing, sharded
 from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
@@ -116,11 +117,13 @@ class World:
 
         return gather
 
-    def sharded(self, config: ModelConfig, *, whole_experts: bool = False) -> ModelConfig:
-        """The model as this rank has it."""
-        num_layers = len(getattr(config, "blocks", ()))
-        own = self.mesh.layers(num_layers) if num_layers else range(0)
-        stage = Stage(self.stages, self.tokens, own)
+    def sharded(self, config: ModelConfig, *, whole_experts: bool = False, embeds: bool = False) -> ModelConfig:
+        """The model as this rank has it; ``embeds``: see ``Stage``."""
+        blocks = len(getattr(config, "blocks", ()))
+        each = config.names.blocks_per_layer if isinstance(config, DecoderConfig) else 1
+        layers = self.mesh.layers(blocks // each) if blocks else range(0)
+        own = range(layers.start * each, layers.stop * each)
+        stage = Stage(self.stages, self.tokens, own, embeds)
         return sharded(config, Sharing(self.tensor, stage, self.peers, whole_experts))
 
     def turns(self, device: Device) -> Turns | None:

@@ -59,7 +59,8 @@ class HearingModel(VisionLanguageModel):
         self.audio_tower: AudioTower | None = None
         if audio is None:
             return
-        self.audio_tower = AudioTower(audio, dtype=dtype, device=device)
+        # On stages behind the first it gives its tensors' names alone, as the tower of pictures does.
+        self.audio_tower = AudioTower(audio, dtype=dtype, device=device if self._enters else torch.device("meta"))
         longest = min(MOST_ROWS, max_model_len)
         first = self.spec.encoder
         assert first is not None and first.width == audio.width, "rows of both towers lie in one table"
@@ -128,13 +129,15 @@ class HearingModel(VisionLanguageModel):
         found = super().weights()
         if self.audio_tower is None:
             return replace(found, unused=(*found.unused, "audio_tower.", "embed_audio."))
-        return replace(found, targets={**found.targets, **self.audio_tower.destinations()})
+        return self._with_entry(found, self.audio_tower.destinations())
 
     @torch.no_grad()
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
-        if self.audio_tower is not None:
+        if self.audio_tower is not None and self._enters:
             self.audio_tower.finalize()
+        else:
+            self.audio_tower = None
         super().finalize()
 
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import torch
 
-from headway.models.blocks import Block, BlockNames, BlockSpec
+from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.config import llama_like, map_blocks
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
 from headway.models.interface import WeightMap
 from headway.models.layers.activation import ACTIVATIONS
-from headway.models.layers.forms import LayerForms
-from headway.models.layers.junction import Stream
 from headway.models.layers.mlp import MLPSpec
 from headway.models.layers.norm import NormSpec
 from headway.models.position_bias import alibi_slopes
@@ -49,14 +47,13 @@ class BloomForCausalLM(DecoderModel):
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
         self.embedding_norm = config.norm.make(config.hidden_size, dtype=dtype, device=device)
 
-    def _enter(self, x: torch.Tensor, batch: StepBatch, block: Block, forms: LayerForms) -> Stream:
-        return super()._enter(self.embedding_norm.forward(x), batch, block, forms)
+    def _embedded(self, batch: StepBatch) -> torch.Tensor:
+        return self.embedding_norm.forward(super()._embedded(batch))
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``."""
-        found = super().weights()
         own = self.embedding_norm.destinations("transformer.word_embeddings_layernorm.")
-        return replace(found, targets={**found.targets, **own})
+        return self._with_entry(super().weights(), own)
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:

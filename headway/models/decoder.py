@@ -5,8 +5,9 @@ Shapes: T tokens of the step, C hidden size, V vocabulary, R rows, N positions w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -104,6 +105,12 @@ class DecoderConfig:
         return range(len(self.blocks)) if self.stage is None else self.stage.own
 
     @property
+    def embeds_everywhere(self) -> bool:
+        """Whether every stage reads the embedding: it runs an encoder that does, or layers that read it beside hidden
+        states."""
+        return False
+
+    @property
     def pooling(self) -> PoolingSpec | None:
         """What it gives instead of logits; None: it generates."""
         return None if self.outputs is None else self.outputs.pooling
@@ -125,7 +132,12 @@ class DecoderModel(nn.Module):
         config: checked numbers.
         dtype, device: of the weights and activations.
         max_model_len: positions the rotary tables cover.
+
+    Attributes:
+        knows_stages: parts of the forward pass that a class replaces and that are right on stages, too; of that class alone.
     """
+
+    knows_stages: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__()
@@ -152,7 +164,9 @@ class DecoderModel(nn.Module):
         if part is not None:
             self.embedding: Embedding = ShardedEmbedding(part, hidden, dtype=dtype, device=device)
         else:
-            reads = vocab if self._enters or (self._ends and tie) else 0
+            shares = tie if generates else config.outputs is not None and config.outputs.head.shares_embedding
+            shares = shares or (stage is not None and stage.embeds)
+            reads = vocab if self._enters or config.embeds_everywhere or (self._ends and shares) else 0
             behind = self._padding if tie else 0
             self.embedding = Embedding(reads, hidden, dtype=dtype, device=device, padding=behind)
         self.blocks = nn.ModuleList(
@@ -185,9 +199,10 @@ class DecoderModel(nn.Module):
                         if table_of_head is not None:
                             table_of_head[part.own :].zero_()
         elif config.outputs is not None:
-            inputs = config.outputs.inputs(hidden)
-            self.outputs = Head(config.outputs.head, inputs, device=device, embedding=self.embedding.weight)
-            self.head_width = self.outputs.width
+            spec, inputs = config.outputs.head, config.outputs.inputs(hidden)
+            self.head_width = spec.width(inputs)
+            if self._ends:
+                self.outputs = Head(spec, inputs, device=device, embedding=self.embedding.weight)
         multiplier = config.embedding_multiplier
         if config.round_multiplier:
             multiplier = float(torch.tensor(multiplier, dtype=dtype))
@@ -267,12 +282,26 @@ class DecoderModel(nn.Module):
         """The stream of embeddings x [T, C] at its first block."""
         return block.enter(x, forms)
 
-    def _embedded(self, batch: StepBatch) -> torch.Tensor:
+    def _entering(self, batch: StepBatch) -> torch.Tensor:
         """[T, C] that may be written to: the embeddings, or what the stage before has made of them."""
-        if not self._enters:
-            assert batch.entering is not None, "a later stage runs what has come from the one before"
-            return batch.entering
+        if self._enters:
+            return self._embedded(batch)
+        assert batch.entering is not None, "a later stage runs what has come from the one before"
+        return batch.entering
+
+    def _embedded(self, batch: StepBatch) -> torch.Tensor:
+        """[T, C] that may be written to: the embeddings, with all that is added to them; of the first stage alone."""
         return self.embedding.forward(batch.input_ids, self._multiplier)
+
+    def _embedded_here(self, x: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        """The embeddings, for layers that read them beside what enters, x [T, C]: on each stage from its own table."""
+        return x if self._enters else self._embedded(batch)
+
+    def _with_entry(self, found: WeightMap, own: Mapping[str, Target]) -> WeightMap:
+        """``found``, and what only the first stage needs; others have no use for it."""
+        if self._enters:
+            return replace(found, targets={**found.targets, **own})
+        return replace(found, unused=(*found.unused, *own))
 
     def _own(self, want: Want) -> Sequence[int]:
         """The layers that run here, of those that are wanted."""
@@ -281,7 +310,7 @@ class DecoderModel(nn.Module):
 
     def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
         """What enters the first block, [T, C], and the batch that the blocks see."""
-        return self._embedded(batch), batch
+        return self._entering(batch), batch
 
     def _add_behind(
         self, layer: int, stream: Stream, batch: StepBatch, caches: CachePool, forms: Sequence[LayerForms]
@@ -311,7 +340,11 @@ class DecoderModel(nn.Module):
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""
         names = self.config.names
-        elsewhere = [f"{names.layers}.{i}." for i in range(len(self.config.blocks)) if i not in self.config.own]
+        whole, own = (
+            {i // names.blocks_per_layer for i in blocks}
+            for blocks in (range(len(self.config.blocks)), self.config.own)
+        )
+        elsewhere = [f"{names.layers}.{i}." for i in sorted(whole - own)]
         found: dict[str, Target] = {}
         if self.embedding.weight.shape[0]:
             found |= self.embedding.destinations(f"{names.embedding}.")
@@ -332,7 +365,10 @@ class DecoderModel(nn.Module):
             found |= self.head.destinations(self._head_prefix)
             shared = (f"{names.head}.weight",) if self.config.tie_word_embeddings else ()
         else:
-            elsewhere.append(f"{names.head}.")
+            elsewhere += [
+                f"{names.head}.",
+                *([] if self.config.outputs is None else self.config.outputs.head.beginnings),
+            ]
         # transformers gives classifiers of tokens either name, by family
         ends = [end for end in ("weight", "bias") if f"score.{end}" in found]
         aliases = {f"classifier.{end}": f"score.{end}" for end in ends}

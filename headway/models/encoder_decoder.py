@@ -68,6 +68,10 @@ class FrontSpec(Protocol):
     def takes(self) -> EncoderSpec:
         """What it is given."""
 
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether it reads the decoder's embedding."""
+
     def make(self, model: EncoderDecoderModel, *, dtype: torch.dtype, device: torch.device) -> Front:
         """The module; ``model`` is the one it is a part of, whose embedding it may share."""
 
@@ -102,6 +106,11 @@ class EncoderDecoderConfig(DecoderConfig):
     logit_bias: str = ""
     unused: tuple[str, ...] = ()
     shared: tuple[str, ...] = ()
+
+    @property
+    def embeds_everywhere(self) -> bool:
+        """See ``DecoderConfig``: each stage makes the keys and values of its layers from encoder outputs of its own."""
+        return self.front.shares_embedding
 
 
 class Stack(nn.Module):
@@ -155,22 +164,23 @@ class EncoderDecoderModel(DecoderModel):
     """
 
     config: EncoderDecoderConfig
+    knows_stages = ("logits",)
 
     def __init__(
         self, config: EncoderDecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
     ) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
         hidden, positions = config.hidden_size, config.positions
-        self.positions = None if positions is None else parameter(positions.rows, hidden, dtype=dtype, device=device)
+        rows = 0 if positions is None or not self._enters else positions.rows
+        self.positions = None if positions is None else parameter(rows, hidden, dtype=dtype, device=device)
         norm = config.norm.make(hidden, dtype=dtype, device=device) if config.embedding_norm else None
         self.embedding_norm: Norm | None = norm
-        self.logit_bias = (
-            parameter(1, config.vocab_size, dtype=torch.float32, device=device) if config.logit_bias else None
-        )
+        biased = config.logit_bias and self._ends
+        self.logit_bias = parameter(1, config.vocab_size, dtype=torch.float32, device=device) if biased else None
         self._adds_bias = False
         self.front = config.front.make(self, dtype=dtype, device=device)
         self.stack = Stack(config.stack, dtype=dtype, device=device)
-        mixers = [(i, block.mixer) for i, block in enumerate(self._layers)]
+        mixers = [(i, block.mixer) for i, block in zip(config.own, self._layers, strict=True)]
         self._cross = [(i, mixer) for i, mixer in mixers if isinstance(mixer, CrossMixer)]
 
     @property
@@ -195,7 +205,7 @@ class EncoderDecoderModel(DecoderModel):
         return x if self.embedding_norm is None else self.embedding_norm.forward(x)
 
     def encode(self, inputs: Sequence[EncoderInput], starts: torch.Tensor, caches: CachePool) -> None:
-        """Encode items, and write the keys and values that each layer's cross-attention has of them."""
+        """Encode items, and write the keys and values that the cross-attention of each layer here has of them."""
         encoded = self.stack.forward(self.front.forward(inputs, starts), items_batch(inputs, starts))
         places = torch.cat([each.places for each in inputs])
         for i, mixer in self._cross:
@@ -208,16 +218,18 @@ class EncoderDecoderModel(DecoderModel):
 
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""
-        config, decoder = self.config, super().weights()
-        found = {**decoder.targets, **self.front.destinations(), **self.stack.destinations()}
+        config, entry = self.config, dict[str, Target]()
         if config.positions is not None and self.positions is not None:
-            found[f"{config.positions.name}.weight"] = Target(self.positions)
+            entry[f"{config.positions.name}.weight"] = Target(self.positions)
         if self.embedding_norm is not None:
-            found |= self.embedding_norm.destinations(f"{config.embedding_norm}.")
+            entry |= self.embedding_norm.destinations(f"{config.embedding_norm}.")
+        decoder = self._with_entry(super().weights(), entry)
+        found = {**decoder.targets, **self.front.destinations(), **self.stack.destinations()}
         if self.logit_bias is not None:
             found[config.logit_bias] = Target(self.logit_bias)
+        unused = (*decoder.unused, *([config.logit_bias] if config.logit_bias and not self._ends else []))
         computed = (*decoder.computed, *(f"{name}.weight" for name in config.shared))
-        return WeightMap(found, computed, ("model.",), config.unused)
+        return WeightMap(found, computed, ("model.",), unused)
 
     @torch.no_grad()
     def finalize(self) -> None:

@@ -34,6 +34,11 @@ class PerLayerConfig(DecoderConfig):
 
     per_layer: PerLayerSpec | None = None
 
+    @property
+    def embeds_everywhere(self) -> bool:
+        """See ``DecoderConfig``: inputs by layer are made from embeddings."""
+        return self.per_layer is not None
+
     @classmethod
     def of(cls, config: DecoderConfig, **more: Any) -> Self:
         """``config`` with more."""
@@ -42,6 +47,8 @@ class PerLayerConfig(DecoderConfig):
 
 class Gemma4ForCausalLM(DecoderModel):
     """Dense ones, and those whose layers have a mixture beside the dense part (``gemma4_blocks``)."""
+
+    knows_stages = ("_enter",)
 
     def __init__(self, config: PerLayerConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
@@ -52,7 +59,9 @@ class Gemma4ForCausalLM(DecoderModel):
             )
 
     def _enter(self, x: torch.Tensor, batch: StepBatch, block: Block, forms: LayerForms) -> Stream:
-        return Stream(x, beside=None if self.per_layer is None else self.per_layer.forward(x, batch.input_ids))
+        if self.per_layer is None:
+            return Stream(x)
+        return Stream(x, beside=self.per_layer.forward(self._embedded_here(x, batch), batch.input_ids))
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``."""

@@ -51,6 +51,8 @@ class Gemma4MediaConfig(PerLayerConfig):
 class Gemma4ForConditionalGeneration(HearingModel, Gemma4ForCausalLM):
     """Gemma 4: pictures of any shape, and recordings; in sliding layers of larger models tokens of a picture see each other."""
 
+    knows_stages = ("_inputs",)
+
     def __init__(
         self, config: Gemma4MediaConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
     ) -> None:

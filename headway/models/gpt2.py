@@ -31,7 +31,7 @@ class LearnedPositions(DecoderModel):
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
-        rows = config.longest_context + self.offset
+        rows = config.longest_context + self.offset if self._enters else 0
         self.positions = Embedding(rows, config.hidden_size, dtype=dtype, device=device)
 
     def _embedded(self, batch: StepBatch) -> torch.Tensor:
@@ -39,9 +39,8 @@ class LearnedPositions(DecoderModel):
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``."""
-        found = super().weights()
-        targets = {**found.targets, **self.positions.destinations(self.table)}
-        return replace(found, targets=targets, computed=(*found.computed, "attn.bias", "attn.masked_bias"))
+        found = self._with_entry(super().weights(), self.positions.destinations(self.table))
+        return replace(found, computed=(*found.computed, "attn.bias", "attn.masked_bias"))
 
 
 def read_activation(fields: Fields) -> str:

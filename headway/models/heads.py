@@ -62,6 +62,17 @@ class HeadSpec:
         """Numbers it gives for hidden states of so many."""
         return 1 if self.contrast else self.layers[-1].size if self.layers else hidden
 
+    @property
+    def shares_embedding(self) -> bool:
+        """Whether a layer's weight is the token embedding, or rows of it."""
+        return any(layer.tied for layer in self.layers)
+
+    @property
+    def beginnings(self) -> list[str]:
+        """Of the names of its tensors in the checkpoint."""
+        names = (name for layer in self.layers for name in (f"{layer.name}.", layer.bias_name, f"{layer.norm}."))
+        return [name for name in names if name.strip(".")]
+
 
 class Layer(nn.Module):
     """A ``HeadLayer`` of float32: there are few of them, and what they give is shown to users."""

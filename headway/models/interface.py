@@ -66,6 +66,7 @@ class ModelSpec:
         sound: how recordings in prompts are prepared for it; None: it hears none there.
         vocabulary: logits are of this part of the vocabulary alone, and other ranks have the others; None: of all of it.
         stage: other ranks have other layers; None: all layers are here.
+        encodes: the encoder runs here; False: on another stage, and what it gives is needed there alone.
     """
 
     architecture: str
@@ -87,6 +88,7 @@ class ModelSpec:
     sound: SoundInfo | None = None
     vocabulary: VocabularyPart | None = None
     stage: Stage | None = None
+    encodes: bool = True
 
     @property
     def num_layers(self) -> int:

@@ -9,6 +9,7 @@ cut-off; towers, and inputs by layer.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from headway.core.errors import UnsupportedModelError
@@ -19,9 +20,12 @@ from headway.models.encoder_decoder import EncoderDecoderConfig
 from headway.models.interface import ModelConfig
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.mixer import CutMixer
+from headway.models.layers.mla import MLASpec
 from headway.models.layers.moe import MixtureSpec
 from headway.models.registry import model_class
+from headway.models.vision_language import SightConfig
 from headway.parallel.group import Alone, Group
+from headway.parallel.mesh import stage_starts
 from headway.parallel.shard import VocabularyPart
 from headway.parallel.stage import Stage
 
@@ -61,7 +65,10 @@ def sharded(config: ModelConfig, sharing: Sharing) -> ModelConfig:
         return config
     if not isinstance(config, DecoderConfig):
         if sharing.stage.group.size > 1:
-            raise _not_staged(config)
+            raise UnsupportedModelError(
+                f"{config.architecture} is an encoder, which is whole on each rank; leave out pipeline_parallel_size, and set "
+                "data_parallel_size for more texts at once"
+            )
         logger.info("%s is whole on each of the %d ranks", config.architecture, sharing.tensor.size)
         return config
     if sharing.stage.group.size > 1:
@@ -104,17 +111,50 @@ def _not_staged(config: ModelConfig) -> UnsupportedModelError:
 
 def _staged(config: DecoderConfig, stage: Stage) -> DecoderConfig:
     own = model_class(config.architecture)
-    names = ("forward", "_inputs", "_embedded", "_enter", "_add_behind", "_last_norm", "logits")
-    if any(getattr(own, name, None) is not getattr(DecoderModel, name) for name in names):
+    assert isinstance(own, type)
+    names = ("forward", "_entering", "_inputs", "_enter", "_add_behind", "_last_norm", "logits")
+    if any(not _knows_stages(own, name) for name in names):
         raise _not_staged(config)
-    if config.outputs is not None:
-        raise UnsupportedModelError(
-            f"{config.architecture}: a model that pools has no tokens to hand back from stage to stage; leave out "
-            "pipeline_parallel_size"
-        )
-    if config.narrow_from is not None or config.names.blocks_per_layer != 1:
-        raise UnsupportedModelError(
-            f"{config.architecture} has layers that read what other layers cache, or that the checkpoint has two in one, which "
-            "stages do not know of; leave out pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
-        )
+    each = config.names.blocks_per_layer
+    starts = [layer * each for layer in stage_starts(len(config.blocks) // each, stage.group.size)]
+    _check_borders(config, starts[1:])
     return replace(config, stage=stage)
+
+
+def _knows_stages(model: type, name: str) -> bool:
+    """Whether part ``name`` of its forward pass is right on stages: it is every decoder's, and whoever adds to it says so."""
+    owners = [each for each in model.__mro__ if issubclass(each, DecoderModel) and name in vars(each)]
+    return all(owner is DecoderModel or name in vars(owner).get("knows_stages", ()) for owner in owners)
+
+
+def _check_borders(config: DecoderConfig, starts: Sequence[int]) -> None:
+    """Raises UnsupportedModelError: a stage, all but the first of which begin at ``starts``, needs more than hidden states."""
+    for layer, block in enumerate(config.blocks):
+        source = layer if block.cache is None or block.cache.shared_with is None else block.cache.shared_with
+        if any(source < start <= layer for start in starts):
+            raise UnsupportedModelError(
+                f"{config.architecture}: layer {layer} reads what layer {source} caches, and of {len(starts) + 1} stages they "
+                "are on two; leave out pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
+            )
+    for start in starts:
+        mixer = config.blocks[start].mixer
+        if isinstance(mixer, MLASpec) and mixer.index is not None and mixer.index.shared:
+            raise UnsupportedModelError(
+                f"{config.architecture}: of {len(starts) + 1} stages one begins with layer {start}, which attends to what an "
+                "earlier layer's indexer has selected, and stages do not hand that on; take another pipeline_parallel_size, "
+                "or tensor_parallel_size"
+            )
+    sight: SightConfig | None = getattr(config, "sight", None)
+    if sight is None:
+        return
+    if config.embeds_everywhere:
+        raise UnsupportedModelError(
+            f"{config.architecture} makes an input for each layer from embeddings, pictures among them, which later stages do "
+            "not have; leave out pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
+        )
+    deep = len(sight.vision.deepstack)
+    if deep > starts[0]:
+        raise UnsupportedModelError(
+            f"{config.architecture} adds what its tower sees behind its first {deep} layers, and the first of "
+            f"{len(starts) + 1} stages has {starts[0]}; lower pipeline_parallel_size"
+        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -31,6 +32,7 @@ class TextFront:
     positions: Positions | None = None
     norm: NormSpec
     norm_name: str = ""
+    shares_embedding: ClassVar[bool] = True
 
     @property
     def takes(self) -> EncoderSpec:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, cast
+from typing import ClassVar, Literal, cast
 
 import msgspec
 import torch
@@ -74,10 +74,13 @@ class SightedConfig(DecoderConfig):
 class VisionLanguageModel(DecoderModel):
     """See the module."""
 
+    knows_stages: ClassVar[tuple[str, ...]] = ("_inputs", "_add_behind")
+
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
         self.sight = sight = cast(SightedConfig, config).sight
-        self.tower = VisionTower(sight.vision, dtype=dtype, device=device)
+        # On stages behind the first it gives its tensors' names alone.
+        self.tower = VisionTower(sight.vision, dtype=dtype, device=device if self._enters else torch.device("meta"))
         self.num_added = len(sight.vision.deepstack)
         self._narrow_from = max(self._narrow_from, self.num_added)  # what is added is for all tokens
         vision = sight.vision
@@ -108,7 +111,7 @@ class VisionLanguageModel(DecoderModel):
             kind="image", longest=longest, words_per_row=words + AFFINE_INTS, sizes=lay_out(info, grid)[0].sizes,
             width=vision.width, patches=patches, blocks=vision.block_costs,
         )  # fmt: skip
-        self.spec = replace(self.spec, encoder=encoder, vision=info)
+        self.spec = replace(self.spec, encoder=encoder, vision=info, encodes=self._enters)
         self._most = largest_shape(lay_out(info, grid)[0], vision)
         self._axes: torch.Tensor | None = None
         if sight.sections:
@@ -161,8 +164,8 @@ class VisionLanguageModel(DecoderModel):
         store_rows(caches.features, item.places, rows.to(caches.features.dtype))
 
     def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
-        x = self._embedded(batch)
-        if batch.media_rows is not None:
+        x = self._entering(batch)
+        if self._enters and batch.media_rows is not None:
             assert caches.features is not None
             place_rows(x, caches.features, batch.media_rows, 0, False)
         if self._axes is None or batch.places is None:
@@ -185,15 +188,16 @@ class VisionLanguageModel(DecoderModel):
 
     def weights(self) -> WeightMap:
         """Where each tensor of a checkpoint goes; before ``finalize``."""
-        found = super().weights()
-        targets = {**found.targets, **self.tower.destinations()}
-        unused = (*found.unused, *self.tower.unused())
-        return replace(found, targets=targets, unused=unused, beginnings=self.sight.beginnings)
+        found = self._with_entry(super().weights(), self.tower.destinations())
+        return replace(found, unused=(*found.unused, *self.tower.unused()), beginnings=self.sight.beginnings)
 
     @torch.no_grad()
     def finalize(self) -> None:
         """Called once, when the weights are in place; nothing may move or replace them afterwards."""
-        self.tower.finalize()
+        if self._enters:
+            self.tower.finalize()
+        else:
+            del self.tower
         super().finalize()
 
 

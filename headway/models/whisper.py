@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,7 @@ class SpectrogramFront:
     mel_bins: int
     outputs: int
     hidden_size: int
+    shares_embedding: ClassVar[bool] = False
 
     @property
     def takes(self) -> EncoderSpec:

@@ -104,36 +104,54 @@ class Zamba2Config(DecoderConfig):
     shared: SharedSpec
     num_shared: int
 
+    @property
+    def embeds_everywhere(self) -> bool:
+        """See ``DecoderConfig``: shared blocks read the embeddings."""
+        return True
+
+    @property
+    def uses(self) -> list[int]:
+        """The layers that use shared blocks, in turn."""
+        return [i for i, block in enumerate(self.blocks) if isinstance(block.mixer, SharedUseSpec)]
+
 
 class Zamba2ForCausalLM(DecoderModel):
     """Blocks of the model's own lie beside those of its layers."""
 
+    knows_stages = ("_enter",)
+
     def __init__(self, config: Zamba2Config, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
-        self._users = [(i, block) for i, block in enumerate(self._layers) if isinstance(block, HybridBlock)]
-        self.shared = nn.ModuleList(
-            SharedBlock(config.shared, config.norm, config.hidden_size, dtype=dtype, device=device)
-            for _ in range(min(config.num_shared, len(self._users)))
+        turns = {layer: use % config.num_shared for use, layer in enumerate(config.uses)}
+        own = zip(config.own, self._layers, strict=True)
+        self._users = [(turns[i], block) for i, block in own if isinstance(block, HybridBlock)]
+        self.shared = nn.ModuleDict(
+            {
+                str(turn): SharedBlock(config.shared, config.norm, config.hidden_size, dtype=dtype, device=device)
+                for turn in sorted({turn for turn, _ in self._users})
+            }
         )
-        for number, (_, block) in enumerate(self._users):
-            vars(block)["shared"] = self.shared[number % config.num_shared]  # a plain attribute: the model owns it
+        for turn, block in self._users:
+            vars(block)["shared"] = self.shared[str(turn)]  # a plain attribute: the model owns it
         self.spec = self._declare(self.spec.cache)
 
     def _enter(self, x: torch.Tensor, batch: StepBatch, block: Block, forms: LayerForms) -> Stream:
-        return block.enter(x, forms)._replace(beside=x.clone())
+        embedded = x.clone() if self._enters else self._embedded(batch)
+        return block.enter(x, forms)._replace(beside=embedded)
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``: tensors of a shared block are named by the first layer that uses it; others may repeat them."""
-        found = super().weights()
+        found, uses = super().weights(), cast(Zamba2Config, self.config).uses
         own: dict[str, Target] = {}
-        first = self._users[: len(self.shared)]
-        for number, (_, block) in enumerate(self._users):
-            prefix = f"model.layers.{first[number % len(first)][0]}.shared_transformer."
-            own |= block.use.shared_destinations(prefix)
-            if number < len(first):
-                own |= cast(SharedBlock, self.shared[number]).destinations(prefix)
-        repeated = tuple(f"layers.{layer}.shared_transformer." for layer, _ in self._users[len(first) :])
-        return replace(found, targets={**found.targets, **own}, unused=(*found.unused, *repeated))
+        for turn, block in self._users:
+            prefix = f"model.layers.{uses[turn]}.shared_transformer."
+            own |= block.use.shared_destinations(prefix) | cast(SharedBlock, self.shared[str(turn)]).destinations(
+                prefix
+            )
+        # Behind those that are read: of other layers, and of other stages' adapters.
+        first = len(self.shared) if self.config.stage is None else 0
+        others = tuple(f"layers.{layer}.shared_transformer." for layer in uses[first:])
+        return replace(found, targets={**found.targets, **own}, unused=(*found.unused, *others))
 
     @staticmethod
     def read(fields: Fields) -> Zamba2Config:

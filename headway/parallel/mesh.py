@@ -78,6 +78,11 @@ class Mesh:
         return range(first, first + each + (self.stage < more))
 
 
+def stage_starts(num_layers: int, pipeline: int) -> list[int]:
+    """The first layers of ``pipeline`` stages, rising."""
+    return sorted(Mesh(pipeline=pipeline, rank=rank).layers(num_layers).start for rank in range(pipeline))
+
+
 def share(total: int, rank: int, size: int) -> range:
     """What ``rank`` of ``size`` has of ``total`` things: neighbours, as many as the others or one more."""
     return range(total * rank // size, total * (rank + 1) // size)

@@ -15,13 +15,16 @@ class Stage:
 
     Attributes:
         group: one rank of each stage, in the order of the layers.
-        tokens: the same ranks; what is drawn goes back here, so that it and hidden states do not wait for each other.
+        tokens: the same ranks; what is drawn and guessed goes back here, so that it and hidden states do not wait for each
+            other.
         own: the layers of this stage.
+        embeds: a drafter on the last stage reads the embedding, so it is there, too.
     """
 
     group: Group
     tokens: Group
     own: range
+    embeds: bool = False
 
     @property
     def is_first(self) -> bool:
@@ -42,14 +45,14 @@ class Stage:
         self.group.send(x, self.group.rank + 1)
 
     def tell(self, tokens: torch.Tensor) -> None:
-        """The last stage: int32 [n], the tokens that a step has drawn, to all others."""
+        """The last stage: int32 [n], the tokens and drafts of a step, to all others."""
         for peer in range(self.tokens.size - 1):
             self.tokens.send(tokens, peer)
 
     def listen(self, tokens: torch.Tensor) -> None:
-        """The other stages: int32 [n] will be what the last one draws in its next step, once it is ``heard``."""
+        """The other stages: int32 [n] will be what the last one tells of its next step, once it is ``heard``."""
         self.tokens.post(tokens, self.tokens.size - 1)
 
     def heard(self, tokens: torch.Tensor) -> None:
-        """Wait, on the device, for the tokens that were listened for first."""
+        """Wait, on the device, for what was listened for first."""
         self.tokens.finish(tokens)

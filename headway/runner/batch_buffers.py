@@ -74,9 +74,9 @@ class BatchBuffers:
         self._block_size = block_size
         self._has_states = layout.has_states
 
-    def rows(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """int32 [number] each, ``seq_lens`` and ``row_slots`` of the step that was unpacked last."""
-        return self._rows[0, :number], self._rows[1, :number]
+    def row_slots(self, number: int) -> torch.Tensor:
+        """int32 [number], of the step that was unpacked last."""
+        return self._rows[1, :number]
 
     def unpack(
         self,

@@ -43,7 +43,7 @@ class Executor:
     Attributes:
         body: the kernels, and the memory they use.
         clock: times the steps.
-        encoder: the model's, None without.
+        encoder: the model's; None without, and where another stage has it.
         num_replays: steps that ran as a captured graph, wholly or up to their logits.
     """
 
@@ -64,7 +64,7 @@ class Executor:
         self._inference = torch.inference_mode()
         self._graphs: tuple[DecodeGraphs, PrefillGraphs, PrefillGraphs | None] | None = None
         self.encoder: EncoderRunner | None = None
-        if body.model.spec.encoder is not None:
+        if body.model.spec.encoder is not None and body.model.spec.encodes:
             self.encoder = EncoderRunner(device, body.model, body.caches, config)
 
     def use_graphs(self, decode: DecodeGraphs, prefill: PrefillGraphs, media: PrefillGraphs | None) -> None:
@@ -128,8 +128,7 @@ class Executor:
         with self.device.main.active(), self._inference:
             events = self.clock.submit()
             if launch.encodings:
-                assert self.encoder is not None, "a step with encodings needs a model with an encoder"
-                self.encoder.run(launch)
+                self._encode(launch)
             self._staging.send(staging, len(launch.ints))
             self.body.settle(launch.unsettled)
             num_edits = launch.num_edits
@@ -157,6 +156,12 @@ class Executor:
         rings = (self._staging,) if self.encoder is None else (self._staging, self.encoder.staging)
         copies = _added(*(each.unpinned for each in (*rings, *readbacks)))
         return {BACK_PRESSURE: _added(*(each.back_pressure for each in readbacks)), UNPINNED_COPY: copies}
+
+    def _encode(self, launch: Launch) -> None:
+        """Queue the launch's encodings, unless the encoder is on another stage."""
+        if self.body.model.spec.encodes:
+            assert self.encoder is not None, "a step with encodings needs a model with an encoder"
+            self.encoder.run(launch)
 
     def _queue(self, launch: Launch, num_edits: int, layout: ResultLayout) -> torch.Tensor:
         """Queue the step's kernels, replayed or eager; returns the packet to read back. ``num_edits`` are still to apply."""

@@ -1,4 +1,4 @@
-"""A stage that draws no tokens: it hands hidden states on, and learns later what the last stage drew.
+"""A stage that draws no tokens: it hands hidden states on, and learns later what the last stage drew, and guesses next.
 
 Its slots need the tokens only when their rows come again. So it goes on with other rows meanwhile, which is what fills the
 pipe: the leader says with each step how many of the latest steps' tokens it can do without (``Launch.unsettled``).
@@ -47,30 +47,33 @@ class _Step:
 
 
 class _Kept:
-    """Where things lie in what a step leaves: the packed step as far as its rows, lengths and slots of the rows, and tokens of
-    each outcome that a row can have, all in rows of ``stride``."""
+    """Where things lie in what a step leaves: the packed step as far as its rows, the rows' slots, the tokens of each outcome
+    that a row can have, and the drafts of the next step, all in rows of ``stride``."""
 
-    def __init__(self, shape: LaunchShape) -> None:
+    def __init__(self, shape: LaunchShape, most: int) -> None:
         self.stride = round_up(shape.rows, 4)  # kernels are specialised on multiples of 16 bytes
         self.packed = ROWS_AT + ROW_INTS * self.stride
-        self.tokens = self.packed + 2 * self.stride
-        self.size = self.tokens + shape.width * self.stride
+        self.tokens = self.packed + self.stride
+        self.size = self.tokens + num_told(shape.width, most) * self.stride
 
 
 class Relay:
-    """What a stage that draws no tokens still has to learn."""
+    """What a stage that draws no tokens still has to learn; ``width``: most tokens of a decode row."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
+    def __init__(self, stage: Stage, width: int) -> None:
+        self._stage, self._width = stage, width
         self._waiting: deque[_Step] = deque()
         self._graphs: dict[tuple[LaunchShape, int], Graph] = {}
         self._read: torch.Tensor | None = None  # by the graphs
+
+    def _places(self, shape: LaunchShape) -> _Kept:
+        return _Kept(shape, self._width)
 
     def settle(self, body: StepBody, unsettled: int) -> None:
         """Wait, on the device, for the tokens of all steps but the latest ``unsettled``, and move their slots on."""
         while len(self._waiting) > unsettled:
             step = self._waiting.popleft()
-            self._stage.heard(step.kept[_Kept(step.shape).tokens :])
+            self._stage.heard(step.kept[self._places(step.shape).tokens :])
             graph = self._graphs.get((step.shape, step.variant.edits & GRAMMAR_EDIT))
             if graph is None:
                 self._move_on(body, step.kept, step.shape, step.variant)
@@ -81,10 +84,9 @@ class Relay:
 
     def note(self, body: StepBody, shape: LaunchShape, variant: Variant) -> None:
         """A step of ``shape``, padding included, has been handed on."""
-        places = _Kept(shape)
+        places = self._places(shape)
         kept = body.packed.new_empty(places.size)
-        seq_lens, row_slots = body.rows(places.stride)
-        torch.cat((body.packed[: places.packed], seq_lens, row_slots), out=kept[: places.tokens])
+        torch.cat((body.packed[: places.packed], body.row_slots(places.stride)), out=kept[: places.tokens])
         self._stage.listen(kept[places.tokens :])
         self._waiting.append(_Step(kept, shape, variant))
 
@@ -98,31 +100,40 @@ class Relay:
         """Run what ``capture`` captures, with no rows."""
         nothing = self._empty(body, shapes)
         for shape, variant in _kinds(shapes):
-            self._move_on(body, nothing[: _Kept(shape).size], shape, variant)
+            self._move_on(body, nothing[: self._places(shape).size], shape, variant)
 
     def capture(self, device: Device, body: StepBody, shapes: Sequence[LaunchShape]) -> None:
         """Capture what is done with the tokens of decode steps. Needs a rehearsal, inference mode and an idle device."""
         with device.main.active():
             self._read = self._empty(body, shapes)
         for shape, variant in _kinds(shapes):
-            kept = self._read[: _Kept(shape).size]
+            kept = self._read[: self._places(shape).size]
             self._graphs[shape, variant.edits] = device.capture(partial(self._move_on, body, kept, shape, variant))
 
     def _empty(self, body: StepBody, shapes: Sequence[LaunchShape]) -> torch.Tensor:
         """What steps without rows leave, for the largest of ``shapes``."""
-        return body.packed.new_full((max((_Kept(shape).size for shape in shapes), default=0),), -1)
+        return body.packed.new_full((max((self._places(shape).size for shape in shapes), default=0),), -1)
 
     def _move_on(self, body: StepBody, kept: torch.Tensor, shape: LaunchShape, variant: Variant) -> None:
-        """Move the slots of a step on by its tokens, and guess what comes next."""
-        places, rows = _Kept(shape), shape.rows
+        """Move the slots of a step on by its tokens, and keep what was guessed for the next one."""
+        places, rows = self._places(shape), shape.rows
         packed = kept[: places.packed]
-        lens, slots, *tokens = (each[:rows] for each in kept[places.packed :].view(-1, places.stride).unbind())
+        owners, *told = (each[:rows] for each in kept[places.packed :].view(-1, places.stride).unbind())
+        tokens, drafts = told[: shape.width], told[shape.width :]
+        slots = owners
         if not shape.only_decode:
             slots = torch.where(_draws(packed, rows), slots, -1)
         going = slots
         for offset, drawn in enumerate(tokens):
             going = body.advance(going, drawn, variant, packed, offset, shape.width)
-        body.draft(_batch_of(slots, lens, shape.width), variant)
+        # Of all rows, also those that drew nothing: the table is the last stage's, whatever a later step reads of it.
+        body.take_drafts(owners, drafts)
+
+
+def num_told(width: int, most: int) -> int:
+    """Rows of what is told of a step: tokens of ``width`` outcomes, and with any drafts as many as rows of ``most`` tokens
+    have."""
+    return width + (most - 1 if width > 1 else 0)
 
 
 def _kinds(shapes: Sequence[LaunchShape]) -> Iterator[tuple[LaunchShape, Variant]]:
@@ -133,9 +144,3 @@ def _kinds(shapes: Sequence[LaunchShape]) -> Iterator[tuple[LaunchShape, Variant
 def _draws(packed: torch.Tensor, rows: int) -> torch.Tensor:
     """bool [R], whether the rows of a packed step bring tokens."""
     return packed[ROWS_AT : ROWS_AT + ROW_INTS * rows].view(rows, ROW_INTS)[:, 3] > 0
-
-
-def _batch_of(slots: torch.Tensor, lens: torch.Tensor, width: int) -> StepBatch:
-    """What drafters without a model read of a step that has gone by: its rows. Everything else is later steps'."""
-    none = slots[:0]
-    return StepBatch(none, none, none, lens, slots, none, (), none, 0, width, 0, width=width)

@@ -14,6 +14,7 @@ from headway.core.chunks import most_chunks
 from headway.core.hearing import AlignedRow
 from headway.core.plan import Bound
 from headway.kernels.apply_edits import apply_edits
+from headway.kernels.masked_write import masked_write_
 from headway.kernels.media_places import media_places
 from headway.kernels.slot_advance import slot_advance
 from headway.models.interface import ALL_TOKENS, LAST_TOKENS, AligningModel, Model
@@ -71,7 +72,8 @@ class StepBody:
         self.model, self.sampler, self.config, self._turns = model, sampler, config, turns
         self.border: Border | None = None
         if model.spec.stage is not None:
-            self.border = Border(model.spec.stage, config, model.spec.hidden_size, model.dtype, device)
+            watched = () if drafter is None else drafter.auxiliary
+            self.border = Border(model.spec.stage, config, model.spec.hidden_size, model.dtype, device, watched)
         self._relay = None if self.border is None else self.border.relay
         self._arena, self.caches, self._drafter, self._pooler = arena, caches, drafter, pooler
         self._layers: tuple[int, ...] | None = None  # that steps run; None: all
@@ -92,7 +94,8 @@ class StepBody:
             arena, tokens, rows, config.block_size, model.spec.cache, config.width, caches.replays > 0
         )
         self.pools = pooler is not None
-        self.vector, self.token_vector = (0, 0) if pooler is None else (pooler.width, pooler.token_width)
+        gives = pooler is not None and not self.hands_on
+        self.vector, self.token_vector = (pooler.width, pooler.token_width) if pooler is not None and gives else (0, 0)
         self._has_types = model.spec.num_token_types > 1
         self._aligner = cast(AligningModel, model).aligner(config.alignment) if config.alignment else None
         # Rows that go on behind an outcome: the next outcome reads one of the two, and writes the other.
@@ -100,7 +103,7 @@ class StepBody:
 
     @property
     def hands_on(self) -> bool:
-        """Whether a later stage draws the tokens, and has the results."""
+        """Whether a later stage draws the tokens or takes the vectors, and has the results."""
         return self._relay is not None
 
     @property
@@ -123,9 +126,9 @@ class StepBody:
         if number:
             self.sampler.penalties.rebuild(self.packed[position : position + number], self.config.max_model_len)
 
-    def rows(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """int32 [number] each, lengths and slots of the rows of the step that was unpacked last."""
-        return self._buffers.rows(number)
+    def row_slots(self, number: int) -> torch.Tensor:
+        """int32 [number], slots of the rows of the step that was unpacked last."""
+        return self._buffers.row_slots(number)
 
     def unpack(
         self, shape: LaunchShape, max_seq_len_bound: Bound, counted: bool = True, media: bool = False
@@ -234,6 +237,8 @@ class StepBody:
         forward = self.model.forward(batch, self.caches, want)
         if drafter is None or not watched:
             return forward.hidden
+        if self.border is not None:
+            forward = self.border.joined(forward)
         drafter.observe(batch, forward)
         return forward.hidden.index_select(0, batch.logit_indices) if only_rows else forward.hidden
 
@@ -255,7 +260,7 @@ class StepBody:
     def outcome_states(self, batch: StepBatch) -> torch.Tensor:
         """What the back half needs of the forward pass: logits [W R, V] of all outcomes that the step can have, outcome by
         outcome (W = 1: after each row's last token); with a pooler hidden states, of all tokens or of each row's last."""
-        if self._pooler is not None:
+        if self._pooler is not None and not self.hands_on:
             return self.forward(batch, only_rows=not self._pooler.wants_all)
         if batch.width > 1 or self._relay is not None:
             return self.row_logits(batch, self.forward(batch, only_rows=False))
@@ -282,19 +287,16 @@ class StepBody:
         Returns:
             log-probabilities of each outcome, in order, empty when none were asked for; or the vectors.
         """
+        if self._pooler is not None:
+            parts: list[Part] = [] if self.hands_on else [self._vectors(self._pooler, batch, states, variant)]
+            self._advance(batch.row_slots, batch.row_slots, variant, ())  # rows that pool draw nothing
+            return parts
         if self._relay is not None:
             if len(batch.row_slots) > batch.num_decode_rows:
                 self._relay.pass_chunks(self, batch)
             return []
-        if self._pooler is not None:
-            pooler = self._pooler
-            found: Part = (pooler(states, batch),) if pooler.width else ()
-            if pooler.token_width and variant.covers(TOKEN_VECTORS):
-                found += (pooler.tokens(states, batch),)
-            self._advance(batch.row_slots, batch.row_slots, variant, ())  # rows that pool draw nothing
-            return [found]
         rows = len(batch.row_slots)
-        parts: list[Part] = []
+        parts = []
         slots = batch.row_slots
         for offset in range(batch.width):
             run, judge = self._run(offset, rows, batch.width), None
@@ -311,17 +313,38 @@ class StepBody:
         self.draft(batch, variant)
         return parts
 
+    @staticmethod
+    def _vectors(pooler: Pooler, batch: StepBatch, states: torch.Tensor, variant: Variant) -> Part:
+        """Of rows, and of tokens where some row wants them."""
+        found: Part = (pooler(states, batch),) if pooler.width else ()
+        if pooler.token_width and variant.covers(TOKEN_VECTORS):
+            found += (pooler.tokens(states, batch),)
+        return found
+
     def _run(self, offset: int, rows: int, width: int) -> tuple[object, ...]:
         """What ``slot_advance`` is told of rows with drafts."""
         if width == 1:
             return ()
-        drafts = self._arena.view("drafts").view(-1, self.config.width - 1)
-        return drafts, self._going_on[offset % 2, :rows], offset
+        return self._drafts, self._going_on[offset % 2, :rows], offset
+
+    @property
+    def _drafts(self) -> torch.Tensor:
+        """int32 [S, K], where there are any."""
+        return self._arena.view("drafts").view(-1, self.config.width - 1)
 
     def draft(self, batch: StepBatch, variant: Variant) -> None:
         """Guess what follows the step's outcomes."""
         if self._drafter is not None:
             self._drafter.propose(batch, variant.flags)
+            if self.border is not None and batch.width > 1:
+                self.border.guessed(self._drafts, batch.row_slots, batch.width)
+
+    def take_drafts(self, slots: torch.Tensor, drafts: Sequence[torch.Tensor]) -> None:
+        """Where tokens are drawn elsewhere: the drafts of ``slots`` (int32 [R], -1: none) are these, int32 [R] each."""
+        if drafts:
+            table = self._drafts
+            place = slots[:, None] * table.shape[1] + torch.arange(len(drafts), device=slots.device)
+            masked_write_(table, place, torch.stack(list(drafts), 1), (slots >= 0)[:, None].expand_as(place))
 
     def settle(self, unsettled: int) -> None:
         """Where tokens are drawn elsewhere: all that precedes a step that can do without those of the ``unsettled`` before

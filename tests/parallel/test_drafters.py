@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from headway.core.config import EngineArgs
-from headway.core.errors import ConfigError
 from headway.core.messages import AddRequest, EngineStats
 from headway.parallel.group import Group
 from headway.speculative.agreed import AgreedDrafter
@@ -179,11 +178,6 @@ def test_the_first_rank_has_the_say_on_what_is_accepted(monkeypatch: pytest.Monk
     found, stats = answers_of("eagle3", requests(0.8), "probabilistic", **TWO)
     assert made and stats.num_accepted_tokens > 0
     compare(found, wanted)
-
-
-def test_stages_are_refused() -> None:
-    with pytest.raises(ConfigError, match="set tensor_parallel_size instead of pipeline_parallel_size"):
-        answers_of("eagle3", [], **THREADS | {"pipeline_parallel_size": 2})
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,13 +15,14 @@ from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest, EngineStats
 from headway.engine.core import EngineCore
+from headway.engine.draft_pacer import DraftPacer
 from headway.engine.warm_up import hidden_from
+from headway.runner.batch_buffers import BatchBuffers
 from headway.runner.graphs import decode_shapes
 from headway.runner.launch import Launch, LaunchShape
 from headway.runner.relay import Relay
 from headway.runner.step_body import StepBody
 from headway.sampling.sampler import Variant
-from headway.speculative.suffix import SuffixDrafter
 from headway.state.batch import StepBatch
 from tests.engine.harness import Answer, request
 from tests.engine.tiny_llama import CONFIG, KV_BLOCK_BYTES
@@ -101,27 +103,50 @@ def test_drafts_in_graphs_of_stages(deep_model: Path, depth: int, drafts: dict[s
 
 
 @pytest.mark.parametrize("depth", [0, 2])
-def test_drafters_see_the_same_rows_on_all_stages(
-    deep_model: Path, monkeypatch: pytest.MonkeyPatch, depth: int
+@pytest.mark.parametrize("drafts", [NGRAM, SUFFIX], ids=lambda drafts: drafts["method"])
+def test_all_stages_run_the_same_tokens(
+    deep_model: Path, monkeypatch: pytest.MonkeyPatch, drafts: dict[str, Any], depth: int
 ) -> None:
-    """An earlier stage guesses when later steps have been unpacked already, whose rows are others."""
-    seen: dict[int, list[tuple[list[int], list[int]]]] = {}
-    propose = SuffixDrafter.propose
+    """Drafts among them: an earlier stage is told them when later steps have been unpacked already, whose rows are others, and
+    steps have more drafts and fewer."""
+    seen: dict[int, list[list[tuple[int, list[int]]]]] = {}
+    unpack, observed = BatchBuffers.unpack, itertools.count()
 
-    def noted(drafter: SuffixDrafter, batch: StepBatch, flags: int) -> None:
-        seen.setdefault(id(drafter), []).append((batch.row_slots.tolist(), batch.seq_lens.tolist()))
-        propose(drafter, batch, flags)
+    def noted(buffers: BatchBuffers, packed: torch.Tensor, **sizes: Any) -> StepBatch:
+        batch = unpack(buffers, packed, **sizes)
+        ids, starts = batch.input_ids.tolist(), batch.query_start.tolist()
+        rows = zip(batch.row_slots.tolist(), batch.seq_lens.tolist(), itertools.pairwise(starts), strict=True)
+        seen.setdefault(id(buffers), []).append(
+            [(slot, ids[first:end]) for slot, length, (first, end) in rows if length]
+        )
+        return batch
+
+    def in_turns(pacer: DraftPacer, width: int, reached: Any, step_us: float | None) -> int:
+        pacer.width = pacer._widths[next(observed) // 3 % len(pacer._widths)]
+        return pacer.width
 
     when_started(monkeypatch, seen.clear)
-    monkeypatch.setattr(SuffixDrafter, "propose", noted)
-    more = {"speculative_config": SUFFIX | {"adaptive": False}, "run_ahead": depth, "max_num_seqs": 5}
-    answers_of(deep_model, alike(9, temperature=0.9), **more, **TWO)
-    one, other = sorted(seen.values(), key=len)  # an earlier stage does not hear of the last steps any more
-    assert len(other) - len(one) <= 2 and len(one) > 20
-    for (slots, lens), (all_slots, all_lens) in zip(one, other, strict=False):
-        rows = [row for row, slot in enumerate(slots) if slot >= 0]
-        assert [slots[row] for row in rows] == [all_slots[row] for row in rows]
-        assert [lens[row] for row in rows] == [all_lens[row] for row in rows]
+    monkeypatch.setattr(BatchBuffers, "unpack", noted)
+    monkeypatch.setattr(DraftPacer, "observe", in_turns)
+    made = alike(9, temperature=0.0)
+    _, stats = answers_of(
+        deep_model, made, speculative_config=drafts, run_ahead=depth, max_num_seqs=5, max_num_batched_tokens=21, **TWO
+    )
+    one, other = seen.values()
+    assert one == other and len(one) > 20
+    assert stats.num_accepted_tokens > 0
+
+
+def test_synthetic_acceptance_is_the_last_stages(deep_model: Path) -> None:
+    """What is accepted by a rate goes back as what was drawn: all stages go on alike, and rows bring as many tokens."""
+    drafts = NGRAM | {"rejection_sample_method": "synthetic", "synthetic_acceptance_length": 2.5}
+    made = alike(6, temperature=0.0, ignore_eos=True)
+    both = [answers_of(deep_model, made, speculative_config=drafts, **more) for more in ({}, TWO)]
+    assert [len(found[each.request_id].token_ids) for found, _ in both for each in made] == [
+        14 + i for i in range(6)
+    ] * 2
+    rates = [stats.num_accepted_tokens / stats.num_draft_tokens for _, stats in both]
+    assert rates[1] == pytest.approx(rates[0], abs=0.1) and rates[1] > 0.3
 
 
 def test_a_decode_step_of_a_stage_is_graphs_and_exchanges(deep_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

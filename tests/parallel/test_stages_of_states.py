@@ -21,7 +21,17 @@ from tests.parallel.families import configuration, write
 from tests.parallel.test_engine import THREADS, compare
 
 TWO: dict[str, Any] = {**THREADS, "distributed_timeout_seconds": 20, "pipeline_parallel_size": 2}
-MODELS = ("mamba2", "jamba-moe", "qwen3.5", "granite-hybrid", "falcon-h1", "lfm2", "olmo-hybrid", "kimi-linear")
+MODELS = (
+    "mamba2",
+    "jamba-moe",
+    "qwen3.5",
+    "granite-hybrid",
+    "falcon-h1",
+    "lfm2",
+    "olmo-hybrid",
+    "kimi-linear",
+    "zamba2",
+)
 """The last stage of the fourth has no states, the first one no keys; the last stage of the third has no keys."""
 
 

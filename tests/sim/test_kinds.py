@@ -17,6 +17,7 @@ SEEN_WHOLE = "an encoder, whose outputs belong to whole rows"
 STATES = {"halved steps": "has states, whose chunk tables are the whole step's"}
 LATENTS = {"halved steps": "caches latents, whose kernels are chosen by the whole step"}
 BETWEEN = {"stages": "does something between its layers that stages do not hand on"}
+SHARED = {"stages": "caches, and of 2 stages they are on two"}
 REFUSED: dict[str, dict[str, str]] = {
     "latents": LATENTS,
     "indexer": LATENTS,
@@ -28,14 +29,13 @@ REFUSED: dict[str, dict[str, str]] = {
     "state beside keys": STATES,
     "delta rule": STATES,
     "fast prefill": BETWEEN,
-    "fast prefill, drafts": BETWEEN,
-    "sight": {"a draft model": "sees pictures, and a draft model does not", "halved steps": SEEN_WHOLE, **BETWEEN},
+    "fast prefill, drafts": SHARED,
+    "sight": {"a draft model": "sees pictures, and a draft model does not", "halved steps": SEEN_WHOLE},
     "hearing": {
         "drafts by n-grams": "has an encoder, and drafts beside one are not made",
         "a draft model": "has an encoder, and drafts beside one are not made",
         "pooling": "generates, and cannot pool",
         "halved steps": SEEN_WHOLE,
-        **BETWEEN,
     },
 }
 """Of ``options``, with why; what is not here is served."""

@@ -13,6 +13,7 @@ from gguf.quants import dequantize, quantize
 
 from headway.models.decoder import DecoderModel
 from headway.models.load import load_model
+from headway.models.quantized_weights import BlockUse
 from headway.weights import open_checkpoint
 from tests.kernels.gguf_blocks import encoded
 from tests.models.harness import DEVICE, Machine
@@ -90,9 +91,9 @@ def test_experts_in_blocks(arch: str, kind: Q, tmp_path: Path) -> None:
     wanted = oracle(torch.tensor([tokens])).logits[0]
     checkpoint = open_checkpoint(str(path))
     assert checkpoint.quantized == ({} if kind is Q.F16 else {kind.name: 6})
-    for keep in (False, True):
+    for use in BlockUse:
         model = load_model(
-            checkpoint, dtype=torch.float32, device=DEVICE, max_model_len=32, progress=False, seed=0, keep_blocks=keep
+            checkpoint, dtype=torch.float32, device=DEVICE, max_model_len=32, progress=False, seed=0, blocks=use
         )
         assert isinstance(model, DecoderModel)
         torch.testing.assert_close(Machine(model).in_chunks(tokens, [9, 11]), wanted, **TOLERANCE)
