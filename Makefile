@@ -96,7 +96,7 @@ floors: $(VENV)/.dev  ## which part may import which
 
 # A file's tests stay together: they share servers and models. Each process computes with one thread (tests/conftest.py).
 unit: setup  ## the tests, without those that need a GPU or minutes
-	$(BIN)/python -m pytest -m "not gpu and not soak and not attack" --numprocesses $(TEST_PROCESSES) --dist loadfile
+	$(BIN)/python -m pytest -m "not gpu and not soak and not attack" --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 
 gpu:  ## tests on a CUDA machine, with GPU_PYTHON's own packages
 	$(GPU_PYTHON) -c 'import sys, torch; sys.exit(not torch.cuda.is_available() and "make gpu: torch sees no CUDA device")'
