@@ -8,7 +8,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -126,6 +126,30 @@ def test_many_streams_leave_the_loop_time_for_others() -> None:
         assert 1 < max(turns) <= WOKEN_AT_ONCE
 
     run(body, multiprocess=False)
+
+
+def test_prompts_that_a_closed_loop_left_are_not_sent_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = AsyncLLM("fake", multiprocess=False)
+    sent: list[Any] = []
+    monkeypatch.setattr(llm._hub.client, "add", sent.extend)
+
+    async def leave() -> None:
+        llm._hub.attach()
+        llm._hub.add([cast(Any, "left behind")])
+        asyncio.get_running_loop().stop()  # before its turn is over
+
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(leave())
+    loop.close()
+
+    async def go_on() -> None:
+        llm._hub.attach()
+        llm._hub.add([cast(Any, "new")])
+        await asyncio.sleep(0)
+
+    asyncio.run(go_on())
+    assert "new" in sent and "left behind" not in sent
+    llm.shutdown()
 
 
 def test_updates_that_come_together_wake_no_more_consumers_in_one_turn() -> None:

@@ -152,9 +152,9 @@ def test_limits_that_are_given_go_before_the_usual_ones(
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
     seen: list[Any] = []
-    monkeypatch.setattr("headway.api.pictures.door.Pictures", lambda *arguments: seen.append(arguments[-1]))
+    monkeypatch.setattr("headway.api.pictures.door.Pictures", lambda *arguments: seen.append(arguments[5]))
     monkeypatch.setattr("headway.weights.source.locate", lambda *_, **__: SimpleNamespace(path=tmp_path))
-    info: Any = SimpleNamespace(vision=object(), architecture="x")
+    info: Any = SimpleNamespace(vision=object(), sound=None, architecture="x")
     load_pictures(EngineArgs(model="m", limit_mm_per_prompt=given), info, None)
     assert seen == [dict(DEFAULT_LIMITS) | (given or {})]
 

@@ -45,20 +45,25 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["page behind", "page before"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize(
+    ("dtype", "of_weight"),
+    [(torch.float32, torch.float32), (torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)],
+    ids=["f32", "f32 by bf16", "bf16"],
+)
 def test_nothing_beside_the_arguments_is_touched(
-    program: list[str], dtype: torch.dtype, before: bool, tmp_path: Path
+    program: list[str], dtype: torch.dtype, of_weight: torch.dtype, before: bool, tmp_path: Path
 ) -> None:
     for rows, outputs, inputs in SHAPES:
         x = make_random(rows, inputs, dtype=dtype, device="cpu")
-        weight = (make_random(outputs, inputs, dtype=torch.float32, device="cpu", seed=1) / inputs**0.5).to(dtype)
+        weight = (make_random(outputs, inputs, dtype=torch.float32, device="cpu", seed=1) / inputs**0.5).to(of_weight)
         bias = make_random(outputs, dtype=dtype, device="cpu", seed=2)
         source, target = tmp_path / "in", tmp_path / "out"
         source.write_bytes(b"".join(each.view(torch.uint8).numpy().tobytes() for each in (x, weight, bias)))
-        numbers = [str(int(each)) for each in (rows, outputs, inputs, dtype is torch.bfloat16, before)]
+        numbers = [str(int(each)) for each in (rows, outputs, inputs, dtype is torch.bfloat16)]
+        numbers += [str(int(of_weight is torch.bfloat16)), str(int(before))]
         done = subprocess.run(
             [*program, *numbers, str(source), str(target)], env=os.environ | FRESH, check=False, timeout=60
         )
         assert done.returncode == 0, f"{rows} x {outputs} x {inputs} ended by {done.returncode}"
         y = torch.frombuffer(bytearray(target.read_bytes()), dtype=dtype).view(rows, outputs)
-        assert_close(y, F.linear(x, weight, bias))
+        assert_close(y, F.linear(x, weight.to(dtype), bias))

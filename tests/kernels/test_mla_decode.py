@@ -128,6 +128,17 @@ def test_splits_are_weighed_by_their_sums(device: str) -> None:
         made.latents.copy_(latents)
 
 
+def test_splits_of_rows_behind_long_ones(device: str) -> None:
+    """Rows that are left out have no splits, so those of a row behind them do not lie where its tokens do."""
+    made = scene(SIZES[0], device, rows=[(60, 60), (1, 70), (9, 9), (1, 45)], pads=(0, 0))
+    with (
+        patch("headway.kernels.mla_decode.launch.num_sms", lambda device: 40),
+        patch("headway.kernels.mla_decode.launch.FEW_SPLIT_TOKENS", 8),
+    ):
+        found = on(kernel(mla_decode), *arguments(made, 1))
+    assert_close(found[:, [60, 70]], mla_decode.reference(*arguments(made, 1))[:, [60, 70]])
+
+
 def test_scratch_memory_is_that_of_short_rows(device: str) -> None:
     """Tokens of long rows, which ``mla_decode`` leaves out, need none, however many they are."""
     made, shapes = scene(SIZES[0], device, rows=[(60, 60), (1, 70)], pads=(0, 0)), list[torch.Size]()

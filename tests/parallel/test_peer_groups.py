@@ -10,6 +10,9 @@ from headway.parallel.group import RankGroup
 from tests.kernels.test_collectives import Echo
 from tests.parallel.test_peers import MOST, on_ranks, peers_of
 
+pytestmark = pytest.mark.timeout(120)
+"""A rank that takes itself for another waits without end."""
+
 
 class Exchanges(Echo):
     """A transport that says which of its operations ran; the ranks' values are not alike, so nothing is exchanged."""

@@ -37,6 +37,17 @@ def test_decode_rows_come_first_and_leave_the_rest_of_the_budget_to_a_chunk() ->
     assert plan.query_lens.tolist() == [1, 5] and plan.num_decode_rows == 1
 
 
+def test_steps_with_prompts_have_the_widest_rows_whatever_the_width_of_the_moment() -> None:
+    """There are graphs of that width alone. Steps of decode rows have the width that they were told."""
+    loop = Loop(make_config(width=4, max_num_batched_tokens=32), acceptance=0.0)
+    loop.scheduler.width = 1
+    loop.add(make_request("a", [1, 2], 9, ignore_eos=True))
+    plans = [loop.tick(), loop.tick()]
+    loop.add(make_request("b", [3, 4, 5], 9, ignore_eos=True))
+    plans += [loop.tick(), loop.tick()]
+    assert [(plan.width, plan.num_decode_rows) for plan in plans if plan] == [(4, 0), (1, 1), (4, 1), (1, 2)]
+
+
 def test_decode_rows_are_planned_longest_first_and_equals_in_order_of_arrival() -> None:
     loop = Loop(make_config(max_num_batched_tokens=64, max_num_seqs=8), depth=1)
     lengths = {"a": 3, "b": 9, "c": 3, "d": 14}

@@ -277,9 +277,45 @@ def test_waits_on_autograds_thread_are_those_of_the_region_that_called_backward(
     assert "Cure" in str(caught.value)
 
 
+def test_of_several_backward_passes_waits_are_those_of_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And of the one before it, once the newest has ended."""
+    runtime, live = probe()
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 7)
+    inside, over = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with syncs.record(probes=(live,)) as log:
+
+            def meanwhile() -> None:
+                inside.set()
+                assert over.wait(30)
+
+            backward_with(meanwhile)
+        found.append(log.count)
+
+    found: list[int] = []
+
+    def first() -> None:
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert inside.wait(30)
+        in_thread(runtime.sync)
+        over.set()
+        thread.join()
+        in_thread(runtime.sync)
+        in_thread(runtime.sync)
+
+    with syncs.record(probes=(live,)) as log:
+        backward_with(first)
+    assert (found, log.count) == ([1], 2)
+
+
 def test_calls_that_a_card_has_shown_to_wait_unheard() -> None:
     runtime = FakeRuntime()
-    live = LiveProbe(runtime, unheard={"Tensor.sort": True, "torch.cumsum": ["dim=", False, ["0>0", True, False]]})
+    live = LiveProbe(
+        runtime,
+        unheard={"Tensor.sort": True, "torch.cumsum": ["dim=", False, ["0>0", True, False]]} | {"torch.cummax": True},
+    )
     device = device_tensor(runtime, 2.0, 1.0)
     with syncs.record(probes=(live,)) as log:
         device.sort()
@@ -287,7 +323,9 @@ def test_calls_that_a_card_has_shown_to_wait_unheard() -> None:
         torch.cumsum(device, 0)
         torch.cumsum(device, dim=0)  # other kinds of arguments
         torch.cumprod(device, 0)
-    assert [(f.call, f.count) for f in log.findings] == [("Tensor.sort", 1), ("torch.cumsum", 1)]
+        torch.cummax(input=device, dim=0)  # the tensor by name
+        torch.cummax(input=torch.tensor([2.0, 1.0]), dim=0)
+    assert [(f.call, f.count) for f in log.findings] == [("Tensor.sort", 1), ("torch.cumsum", 1), ("torch.cummax", 1)]
 
 
 def test_the_table_of_unheard_waits_knows_what_the_card_did() -> None:
