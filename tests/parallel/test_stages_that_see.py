@@ -19,6 +19,7 @@ from headway.runner.encoder_passes import PassRunner
 from headway.runner.runner import ModelRunner
 from tests.engine.harness import Answer, run
 from tests.multimodal.test_engine import cache_rows, info_of, prompts
+from tests.multimodal.test_sounds import prompts as recorded_prompts
 from tests.multimodal.tiny_sight import FAMILIES, arguments, plain, request
 from tests.parallel.families import write
 from tests.parallel.test_engine import THREADS, compare
@@ -97,6 +98,31 @@ USUAL = {"gemma3": 2, "qwen3": 4, "qwen2.5": 1, "paligemma": 0, "smolvlm": 0}
 def test_two_stages(name: str, depth: int) -> None:
     found, _ = answers_of(name, run_ahead=depth, **TWO)
     compare(found, one_rank(name))
+
+
+@pytest.mark.parametrize("depth", [1, pytest.param(4, marks=pytest.mark.soak)])
+def test_two_stages_hear(depth: int) -> None:
+    """Recordings and pictures: both towers are on the first stage."""
+
+    def answers(**more: Any) -> dict[str, Answer]:
+        args = arguments(
+            folder_of("gemma4"), max_num_seqs=3, max_num_batched_tokens=28, encoder_step_ratio=1e-9, **more
+        )
+        with watched() as waits:
+            core = build_engine(args, progress=False, thresholds=Thresholds(encoder_cache_rows=40))
+            try:
+                parts = recorded_prompts()
+                batch = [
+                    request(info_of(core), f"{i}", parts[i % 5], max_tokens=5 + i, logprobs=i % 3) for i in range(7)
+                ]
+                found = run(core, batch)
+                core.check_integrity()
+            finally:
+                core.shutdown()
+            waits.check(args.num_ranks)
+        return found
+
+    compare(answers(run_ahead=depth, **TWO), answers(run_ahead=0))
 
 
 @pytest.mark.parametrize(
