@@ -312,10 +312,8 @@ def test_of_several_backward_passes_waits_are_those_of_the_newest(monkeypatch: p
 
 def test_calls_that_a_card_has_shown_to_wait_unheard() -> None:
     runtime = FakeRuntime()
-    live = LiveProbe(
-        runtime,
-        unheard={"Tensor.sort": True, "torch.cumsum": ["dim=", False, ["0>0", True, False]]} | {"torch.cummax": True},
-    )
+    cumsum: list[Any] = ["dim=", False, ["0>0", True, False]]
+    live = LiveProbe(runtime, unheard={"Tensor.sort": True, "torch.cummax": True, "torch.cumsum": cumsum})
     device = device_tensor(runtime, 2.0, 1.0)
     with syncs.record(probes=(live,)) as log:
         device.sort()
