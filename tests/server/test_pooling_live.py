@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import openai
 import pytest
-from huggingface_hub import InferenceClient
+from huggingface_hub import InferenceClient, close_session
 
 from tests.engine.fake_core import ROOT
 from tests.server.live import Live
@@ -48,21 +48,26 @@ def test_curl(command: str, minilm: Live) -> None:
 
 def test_hugging_faces_client_gets_vectors(minilm: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """It posts to the address as it is given."""
-    monkeypatch.setattr(
-        "huggingface_hub.constants.HF_HUB_OFFLINE", False
-    )  # or it would refuse to ask even this machine
-    client = InferenceClient(minilm.url)
-    found = client.feature_extraction(
+    # Or it would refuse to ask even this machine.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.utils._http._GLOBAL_CLIENT", None)
+    found = InferenceClient(minilm.url).feature_extraction(
         "A cat sits outside. " * 200, normalize=True, truncate=True, truncation_direction="right"
     )
     assert found.shape == (1, 384) and np.linalg.norm(found) == pytest.approx(1)
     near, far = InferenceClient(minilm.url + "/similarity").sentence_similarity("A cat", ["A feline", "Stocks fell"])
     assert near > far
+    close_session()
 
 
-def test_openais_client_gets_vectors(minilm: Live) -> None:
+@pytest.fixture
+def client(minilm: Live) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=minilm.url + "/v1", api_key="none", max_retries=0) as opened:
+        yield opened
+
+
+def test_openais_client_gets_vectors(client: openai.OpenAI) -> None:
     """It asks for base64 unless told otherwise, and decodes it."""
-    client = openai.OpenAI(base_url=minilm.url + "/v1", api_key="none", max_retries=0)
     texts = ["A cat sits outside.", "A feline rests in the garden.", "Stocks fell on Monday."]
     packed = client.embeddings.create(model="minilm", input=texts)
     plain = client.embeddings.create(model="minilm", input=texts, encoding_format="float")
