@@ -1,4 +1,4 @@
-"""Numbers with names are promises: limits that messages and documents tell, time-outs, sizes of tables, codes on wires."""
+"""Values of named numbers are listed: limits that messages and documents tell, time-outs, sizes of tables, codes on wires."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from tests.house.constants import LISTED, found, named, number
 
 
-def test_every_number_is_the_one_that_was_agreed_on() -> None:
-    """A test that compares with a limit by name passes whatever its value is. Who changes one says so here, too."""
+def test_every_named_number_has_its_listed_value() -> None:
+    """A test that compares with a limit by its name passes whatever the value is. Whoever changes one changes the list, too."""
     agreed = LISTED.read_text(encoding="utf-8").splitlines()
     now = found()
     changed = [f"- {line}" for line in agreed if line not in now] + [f"+ {line}" for line in now if line not in agreed]

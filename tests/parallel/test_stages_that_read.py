@@ -19,10 +19,10 @@ from headway.models.encoder_decoder import EncoderDecoderModel
 from headway.models.interface import EncoderInput
 from headway.parallel.stage import Stage
 from headway.state.cache_pool import CachePool
-from tests.engine.harness import Answer, run
+from tests.engine.harness import Answer
 from tests.engine.tiny_encoder_decoders import START, arguments, reader, recording, request, save, text, whisper
 from tests.parallel.test_engine import THREADS, compare
-from tests.parallel.waits import watched
+from tests.parallel.waits import answers_and_stats
 
 TWO: dict[str, Any] = {**THREADS, "distributed_timeout_seconds": 20, "pipeline_parallel_size": 2}
 READERS = ("whisper", "bart", "mbart", "t5", "flan-t5", "mt5")
@@ -55,16 +55,7 @@ def requests(kind: str) -> list[AddRequest]:
 def answers_of(kind: str, **more: Any) -> tuple[dict[str, Answer], EngineStats]:
     sizes: dict[str, Any] = {"run_ahead": 0, "max_num_seqs": 3, "max_num_batched_tokens": 6}
     args = arguments(folder_of(kind), **sizes | more)
-    with watched() as waits:
-        core = build_engine(args, progress=False)
-        try:
-            found = run(core, requests(kind))
-            core.check_integrity()
-            stats = core.stats()
-        finally:
-            core.shutdown()
-        waits.check(args.num_ranks)
-    return found, stats
+    return answers_and_stats(args, lambda core: requests(kind))
 
 
 @cache

@@ -15,15 +15,16 @@ from headway.core.errors import UnsupportedModelError
 from headway.core.messages import AddRequest, EngineStats
 from headway.engine import boot
 from headway.engine.boot import build_engine
+from headway.engine.core import EngineCore
 from headway.runner.encoder_passes import PassRunner
 from headway.runner.runner import ModelRunner
-from tests.engine.harness import Answer, run
+from tests.engine.harness import Answer
 from tests.multimodal.test_engine import cache_rows, info_of, prompts
 from tests.multimodal.test_sounds import prompts as recorded_prompts
 from tests.multimodal.tiny_sight import FAMILIES, arguments, plain, request
 from tests.parallel.families import write
 from tests.parallel.test_engine import THREADS, compare
-from tests.parallel.waits import watched
+from tests.parallel.waits import answers_and_stats
 
 TWO: dict[str, Any] = {**THREADS, "distributed_timeout_seconds": 20, "pipeline_parallel_size": 2}
 DEEP = ("qwen3",)
@@ -67,16 +68,7 @@ def answers_of(name: str, longer: int = 0, **more: Any) -> tuple[dict[str, Answe
     }  # fmt: skip
     args = arguments(folder_of(name), **sizes | more)
     small = Thresholds(encoder_cache_rows=cache_rows(name), encoder_rows=32)
-    with watched() as waits:
-        core = build_engine(args, progress=False, thresholds=small)
-        try:
-            found = run(core, traffic(name, info_of(core), longer))
-            core.check_integrity()
-            stats = core.stats()
-        finally:
-            core.shutdown()
-        waits.check(args.num_ranks)
-    return found, stats
+    return answers_and_stats(args, lambda core: traffic(name, info_of(core), longer), small)
 
 
 @cache
@@ -104,23 +96,14 @@ def test_two_stages(name: str, depth: int) -> None:
 def test_two_stages_hear(depth: int) -> None:
     """Recordings and pictures: both towers are on the first stage."""
 
+    def heard(core: EngineCore) -> list[AddRequest]:
+        parts = recorded_prompts()
+        return [request(info_of(core), f"{i}", parts[i % 5], max_tokens=5 + i, logprobs=i % 3) for i in range(7)]
+
     def answers(**more: Any) -> dict[str, Answer]:
-        args = arguments(
-            folder_of("gemma4"), max_num_seqs=3, max_num_batched_tokens=28, encoder_step_ratio=1e-9, **more
-        )
-        with watched() as waits:
-            core = build_engine(args, progress=False, thresholds=Thresholds(encoder_cache_rows=40))
-            try:
-                parts = recorded_prompts()
-                batch = [
-                    request(info_of(core), f"{i}", parts[i % 5], max_tokens=5 + i, logprobs=i % 3) for i in range(7)
-                ]
-                found = run(core, batch)
-                core.check_integrity()
-            finally:
-                core.shutdown()
-            waits.check(args.num_ranks)
-        return found
+        sizes: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 28, "encoder_step_ratio": 1e-9}
+        args = arguments(folder_of("gemma4"), **sizes | more)
+        return answers_and_stats(args, heard, Thresholds(encoder_cache_rows=40))[0]
 
     compare(answers(run_ahead=depth, **TWO), answers(run_ahead=0))
 

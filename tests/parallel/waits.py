@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from headway.core.config import USUAL_THRESHOLDS, EngineArgs, Thresholds
+from headway.core.messages import AddRequest, EngineStats
 from headway.device.sim import SimDevice
 from headway.engine import boot
 from headway.engine.accord import Accord
+from headway.engine.boot import build_engine
+from headway.engine.core import EngineCore
 from headway.parallel.dp import LAGS, STARTS
 from headway.runner.executor import BACK_PRESSURE, UNPINNED_COPY
 from headway.runner.runner import ModelRunner
+from tests.engine.harness import Answer, run
 
 
 class Waits:
@@ -77,3 +82,21 @@ def watched() -> Iterator[Waits]:
         stack.enter_context(patch.object(boot, "_ready_runner", noted))
         stack.enter_context(patch.object(Accord, "wait", listen))
         yield waits
+
+
+def answers_and_stats(
+    args: EngineArgs,
+    requests: Callable[[EngineCore], list[AddRequest]],
+    thresholds: Thresholds = USUAL_THRESHOLDS,
+) -> tuple[dict[str, Answer], EngineStats]:
+    """Of an engine of its own, all of whose ranks count their waits."""
+    with watched() as waits:
+        core = build_engine(args, progress=False, thresholds=thresholds)
+        try:
+            found = run(core, requests(core))
+            core.check_integrity()
+            stats = core.stats()
+        finally:
+            core.shutdown()
+        waits.check(args.num_ranks)
+    return found, stats

@@ -1,8 +1,10 @@
 /* y = x W^T + b for row-major x and W packed in panels of 32 outputs.
  *
  * A panel holds, for each k (float32) or pair of k (bfloat16), the weights of its 32 outputs side by side: a step reads 128 bytes,
- * and memory is read once, in order. x in float32 takes both kinds: weights that bfloat16 holds exactly need no more bytes. Each output is one chain of multiply-adds over rising k whatever the number of rows, so a
- * row's result does not depend on its neighbours in the batch, nor on the number of threads.
+ * and memory is read once, in order. x in float32 takes both kinds: weights that bfloat16 holds exactly need no more bytes.
+ *
+ * Each output is one chain of multiply-adds over rising k whatever the number of rows, so a row's result does not depend on its
+ * neighbours in the batch, nor on the number of threads.
  */
 #include "common.h"
 #include "float_tile.h"
