@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import weakref
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from time import monotonic
@@ -23,7 +23,7 @@ from headway.api.pictures.prompts import image_bytes
 from headway.api.pooling.door import PoolingDoor, check_task
 from headway.api.pooling.online import AsyncPooling
 from headway.api.pooling.requests import PoolingProcessor
-from headway.api.prompts import Prompt
+from headway.api.prompts import Prompt, TextPrompt
 from headway.api.request_metrics import RequestMetrics
 from headway.core.config import EngineArgs
 from headway.core.encode import EncoderItem
@@ -132,14 +132,20 @@ class AsyncLLM(AsyncPooling):
         """When the engine was last heard of (``monotonic``), and its processor time in seconds, where that can be told."""
         return self._hub.heard, self._hub.client.processor_seconds()
 
-    async def tokenize(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """All ids of ``text``, however many, without holding up the event loop.
+    async def tokenize(self, prompt: str | TextPrompt, add_special_tokens: bool = True) -> list[int]:
+        """All ids of ``prompt``, however many, without holding up the event loop; with pictures and recordings those that
+        stand for them, as ``generate`` gives them to the model.
 
         Raises:
-            InvalidRequestError: there is no tokenizer, or the text takes too much time or memory.
-            BusyError: too much is being tokenised.
+            InvalidRequestError: there is no tokenizer, the text takes too much time or memory, or a picture cannot be read.
+            BusyError: too much is being tokenised, or too many pictures are being read.
         """
-        return await self._lanes().encode(text, whole=True, add_special_tokens=add_special_tokens)
+        lanes = self._lanes()
+        if not isinstance(prompt, str) and "multi_modal_data" in prompt:
+            prompt, _, furnished = await self._see(prompt)
+            add_special_tokens = add_special_tokens and not furnished
+        text = prompt if isinstance(prompt, str) else prompt["prompt"]
+        return await lanes.encode(text, whole=True, add_special_tokens=add_special_tokens)
 
     async def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of ``ids``; as ``tokenize``."""
@@ -216,6 +222,11 @@ class AsyncLLM(AsyncPooling):
         finally:
             self._hub.leave(request)
 
+    async def _see(self, prompt: Mapping[str, Any]) -> tuple[Any, list[EncoderItem], bool]:
+        """As ``Door.with_pictures``, of pictures prepared beside the event loop."""
+        seen = await self._seeing.run(lambda job: self._door.see(prompt, job), image_bytes(prompt))
+        return self._door.with_pictures(prompt, seen)
+
     async def _prepare(self, prompt: Prompt, params: SamplingParams, options: dict[str, Any]) -> PreparedRequest:
         """As the door's, but whatever takes long happens beside the event loop."""
         compiles = isinstance(params, SamplingParams) and params.structured_outputs is not None
@@ -226,9 +237,7 @@ class AsyncLLM(AsyncPooling):
             make = partial(self._door.prepare, prompt, params, **options)
             return await self._texts.beside(make, size) if self._texts is not None else make()
         if isinstance(prompt, dict) and "multi_modal_data" in prompt:
-            whole = prompt
-            seen = await self._seeing.run(lambda job: self._door.see(whole, job), image_bytes(whole))
-            prompt, options["media"], furnished = self._door.with_pictures(whole, seen)
+            prompt, options["media"], furnished = await self._see(prompt)
             options["add_special_tokens"] = options["add_special_tokens"] and not furnished
         text = prompt.get("prompt") if isinstance(prompt, dict) else prompt
         if isinstance(prompt, dict) and isinstance(text, str) and prompt.get("parse_special") is False:

@@ -12,7 +12,7 @@ from headway.api.inputs import Door
 from headway.api.pictures.clips import Clip
 from headway.api.pictures.content import PLACE, shown, take_pictures
 from headway.api.pictures.sounds import Sound
-from headway.api.prompts import Prompt
+from headway.api.prompts import Prompt, TextPrompt
 from headway.core.config import EngineArgs
 from headway.core.errors import InvalidRequestError
 from headway.core.seat import Seat
@@ -155,7 +155,7 @@ def chat_prompt(door: Door, renderer: ChatRenderer, talk: Sequence[Message], opt
     return picture_prompt(door.pictures, text, pictures) if pictures else text
 
 
-def picture_prompt(door: Pictures, text: str, pictures: Sequence[object]) -> Prompt:
+def picture_prompt(door: Pictures, text: str, pictures: Sequence[object]) -> TextPrompt:
     """The prompt of a rendered conversation with pictures: places that the template left open get the model's marker."""
     if isinstance(text, MarkedText):
         text = MarkedText.of(text.marked.replace(PLACE, door.marker), text.mark)

@@ -141,18 +141,18 @@ class ChatJob:
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
         body = self._body
-        media = await self._service.load_media(self._media)
         open_end = bool(body.continue_final_message)
-        prompt = await self._service.templates.render(
-            self._service.shown(self._messages, bool(self._plan.for_template)),
-            tools=self._plan.for_template,
+        prompt = await self._service.conversation(
+            self._messages,
+            self._plan.for_template,
+            self._media,
             add_generation_prompt=not open_end if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=open_end,
             extra=body.chat_template_kwargs,
             parse_special=bool(body.parse_special),
         )
         outputs = self._service.generate(
-            [self._service.with_media(prompt, media)],
+            [prompt],
             self._params,
             salt=body.cache_salt,
             special=bool(body.add_special_tokens),

@@ -122,16 +122,15 @@ class ResponseJob:
 
     async def _outputs(self, final: bool) -> AsyncIterator[RequestOutput]:
         with named(self._names):
-            media = await self._service.load_media(self._media)
-            prompt = await self._service.templates.render(
-                self._service.shown(self._messages, bool(self._plan.for_template)),
-                tools=self._plan.for_template,
+            prompt = await self._service.conversation(
+                self._messages,
+                self._plan.for_template,
+                self._media,
                 extra=self._body.chat_template_kwargs,
                 parse_special=bool(self._body.parse_special),
             )
             salt = self._body.cache_salt
-            seen = self._service.with_media(prompt, media)
-            outputs = self._service.generate([seen], self._params, salt=salt, special=False, final=final)
+            outputs = self._service.generate([prompt], self._params, salt=salt, special=False, final=final)
             async for _, output in outputs:
                 self._usage.take(0, output)
                 yield output

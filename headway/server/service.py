@@ -15,7 +15,7 @@ from headway.api.frontend import picture_prompt
 from headway.api.inputs import check_logprobs
 from headway.api.pictures.content import read_base64, read_data_url, shown
 from headway.api.pictures.sounds import MAX_SOUND_BYTES, Sound, read_sound
-from headway.api.prompts import Prompt
+from headway.api.prompts import Prompt, TextPrompt
 from headway.core.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from headway.core.outputs import RequestOutput
 from headway.core.params import SamplingParams
@@ -108,15 +108,38 @@ class Service:
                 found.append(await asyncio.to_thread(fetch, each.url, domains, each.where))
         return found
 
-    def shown(self, messages: list[dict[str, Any]], has_tools: bool) -> list[dict[str, Any]]:
-        """Messages for the chat template, of a model with sight in the form that it shows images in."""
-        source = self.templates.tool_source if has_tools else self.templates.source
-        return messages if self.llm.pictures is None or source is None else shown(messages, source)
+    async def conversation(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        media: Sequence[Addressed],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        extra: dict[str, Any] | None = None,
+        parse_special: bool = False,
+    ) -> str | TextPrompt:
+        """The prompt that a conversation is, with its images and recordings (``check_media`` has passed them).
 
-    def with_media(self, prompt: str, media: list[bytes | Sound]) -> Prompt:
-        """The prompt of a rendered conversation and its images and recordings."""
+        Args:
+            tools: shown by the template; None: it shows none.
+            extra: variables of the template (``chat_template_kwargs``).
+
+        Raises:
+            ApiError, InvalidRequestError: it cannot be rendered, or a medium cannot be read.
+        """
+        files = await self.load_media(media)
         pictures = self.llm.pictures
-        return prompt if pictures is None or not media else picture_prompt(pictures, prompt, media)
+        source = self.templates.tool_source if tools else self.templates.source
+        text = await self.templates.render(
+            messages if pictures is None or source is None else shown(messages, source),
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            extra=extra,
+            parse_special=parse_special,
+        )
+        return text if pictures is None or not files else picture_prompt(pictures, text, files)
 
     def need_tokenizer(self) -> Tokenizer:
         """Raises ApiError where the server has none."""

@@ -7,8 +7,8 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headway.server.errors import refuse
-from headway.server.messages import ASK_FREELY, for_template, tools_for_template, with_tools
+from headway.server.errors import named, refuse
+from headway.server.messages import ASK_FREELY, for_template, media_of, tools_for_template, with_tools
 from headway.server.protocol import DetokenizeRequest, TokenizeRequest
 from headway.server.service import Service, until_gone
 from headway.server.sse import encode
@@ -31,12 +31,15 @@ async def _tokenized(service: Service, body: TokenizeRequest) -> Response:
         raise refuse("give either prompt or messages", "prompt")
     if body.messages is not None:
         open_end = bool(body.continue_final_message)
+        media = media_of(body.messages)
+        service.check_media(media)
         messages, tools = for_template(body.messages), tools_for_template(body.tools)
         if not tool_form(service.settings.tool_call_parser, service.templates.tool_source).shown:
             messages, tools = with_tools(messages, tools, ASK_FREELY), None
-        text = await service.templates.render(
+        prompt = await service.conversation(
             messages,
-            tools=tools,
+            tools,
+            media,
             add_generation_prompt=not open_end if body.add_generation_prompt is None else body.add_generation_prompt,
             continue_final_message=open_end,
             extra=body.chat_template_kwargs,
@@ -47,11 +50,11 @@ async def _tokenized(service: Service, body: TokenizeRequest) -> Response:
         for name in ("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"):
             if getattr(body, name) is not None:
                 raise refuse(f"{name} goes with messages", name)
-        text, special = body.prompt or "", body.add_special_tokens is not False
+        prompt, special = body.prompt or "", body.add_special_tokens is not False
         if body.parse_special is False:
-            text = service.need_tokenizer().control_texts.as_text(text)
-
-    ids = await service.llm.tokenize(text, special)
+            prompt = service.need_tokenizer().control_texts.as_text(body.prompt or "")
+    with named({"multi_modal_data": "messages"}):
+        ids = await service.llm.tokenize(prompt, special)
     if body.return_token_strs and len(ids) > MAX_TOKENS:
         raise refuse(f"return_token_strs: at most {MAX_TOKENS} tokens, the text has {len(ids)}", "return_token_strs")
     names = await service.llm.token_texts(ids) if body.return_token_strs else None

@@ -62,6 +62,34 @@ def test_answers_are_those_of_llm(client: TestClient) -> None:
     assert streamed.status_code == 200 and streamed.text.rstrip().endswith("data: [DONE]")
 
 
+def test_tokenize_counts_what_the_model_sees(client: TestClient) -> None:
+    """A conversation's ids with those that stand for its images: as many as the usage of its answer says."""
+    request = body(data_url(png(noise(1))), data_url(png(noise(2, 64, 50))))
+    counted = client.post("/tokenize", json={"messages": request["messages"]})
+    assert counted.status_code == 200, counted.text
+    assert counted.json()["count"] == ask(client, request).json()["usage"]["prompt_tokens"]
+    broken = client.post("/tokenize", json={"messages": body(data_url(b"not a picture"))["messages"]})
+    assert broken.status_code == 400 and broken.json()["error"]["param"] == "messages"
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("role", "part"),
+    [
+        ("user", {"type": "text", "text": "x", "image_url": {"url": "data:"}}),
+        ("user", {"type": "output_text", "image_url": {"url": "data:"}}),
+        ("user", {"type": "image_url"}),
+        ("user", {"type": "input_audio", "input_audio": {"data": "AAAA"}}),
+        ("assistant", {"type": "image_url", "image_url": {"url": data_url(b"x")}}),
+    ],
+)
+def test_wrong_parts_are_refused_wherever_conversations_come_in(
+    client: TestClient, path: str, role: str, part: dict[str, Any]
+) -> None:
+    answer = client.post(path, json={"messages": [{"role": role, "content": [part]}]})
+    assert answer.status_code == 400 and answer.json()["error"]["param"].startswith("messages[0]"), answer.text
+
+
 def test_responses_take_images(client: TestClient) -> None:
     """In the newer form the answer is the same, streamed or whole."""
     url = data_url(png(noise(1)))
