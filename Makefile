@@ -24,6 +24,7 @@ SYSTEM_SITE ?=
 TORCH_RANGE := torch>=2.11,<3
 # Processes that the tests are shared out to.
 TEST_PROCESSES ?= 2
+EXAMPLES ?= 20
 HAS_GPU := $(firstword $(wildcard /dev/nvidia0 /proc/driver/nvidia/version) $(shell command -v nvidia-smi))
 ifeq ($(shell uname -s)-$(HAS_GPU)$(SYSTEM_SITE),Linux-)
 TORCH := torch==$(TORCH_VERSION)
@@ -39,7 +40,7 @@ DEMO_PROMPT := $(value PROMPT)
 export DEMO_PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format types floors unit gpu soak attack loadgen emulators faults clean
+.PHONY: help setup demo test lint format types floors unit gpu soak fuzz attack loadgen emulators faults clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,6 +106,10 @@ gpu:  ## tests on a CUDA machine, with GPU_PYTHON's own packages
 
 soak: setup  ## minutes of random work
 	$(BIN)/python -m pytest -m soak --timeout=3600
+
+fuzz: setup  ## random tests with examples never tried before, EXAMPLES times as many
+	HEADWAY_EXAMPLES=$(EXAMPLES) $(BIN)/python -m pytest -m "hypothesis and not gpu and not soak and not attack" --timeout=3600 \
+		--numprocesses $(TEST_PROCESSES) --dist worksteal
 
 attack: setup  ## minutes of hostile clients, against servers of its own on the loopback
 	$(BIN)/python -m pytest -m attack --timeout=900

@@ -22,20 +22,14 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+
+from tests.examples import load_profile
 
 # Before anything imports Triton: where there is no GPU, its kernels run in its interpreter.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# No deadline: machines differ. In CI the same examples every time, so that a red run can be repeated.
-settings.register_profile(
-    "headway",
-    deadline=None,
-    derandomize="CI" in os.environ,
-    suppress_health_check=[HealthCheck.too_slow],
-)
-settings.load_profile("headway")
+load_profile()
 
 
 def modes_of_torch() -> list[Any]:

@@ -6,7 +6,7 @@ import importlib.util
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
@@ -17,6 +17,7 @@ from headway.api.frontend import ChatOptions, ChatRenderer
 from headway.api.tokenizer import Tokenizer, from_gguf, load_tokenizer
 from headway.core.errors import InvalidRequestError
 from tests.api.tiny_tokenizers import byte_level_metadata, header, sentencepiece_metadata
+from tests.examples import examples
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}{% if m.name is defined %} {{ m.name | upper }}{% endif %}\n"
@@ -131,7 +132,7 @@ def test_a_gguf_tokenizer(metadata: Any) -> None:
     assert len(control_in(tokenizer, [{"role": "user", "content": own}], parse_special=True)) == 2
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(
     st.sampled_from(KINDS),
     st.lists(st.one_of(st.text(max_size=8), st.sampled_from([*SPECIAL, "<", "<|", "|>", "im_end", " "])), max_size=8),

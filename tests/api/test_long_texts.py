@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
@@ -20,6 +20,7 @@ from headway.api.long_texts import LONG_TEXT_CHARS, TextLanes, encode_bounded
 from headway.api.text_stream import byte_alphabet
 from headway.api.tokenizer import Tokenizer
 from headway.core.errors import InvalidRequestError
+from tests.examples import examples
 
 OPTIONS = {"add_special_tokens": False}
 
@@ -116,7 +117,7 @@ TEXTS = st.text(st.sampled_from(" aabAＡ𝐊K가é\u0301ﷺ\n<x>\u0000"), max_s
 
 
 @pytest.mark.parametrize("name", BOUNDED)
-@settings(max_examples=40)
+@examples(40)
 @given(text=TEXTS, repeats=st.integers(1, 5))
 def test_no_token_stands_for_more_than_the_bound(name: str, text: str, repeats: int) -> None:
     tokenizer = bounded(name)

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.api.structured import compile as compiling
@@ -17,6 +17,7 @@ from headway.api.structured.shapes import SHAPES
 from headway.core.errors import InvalidRequestError
 from headway.core.params import StructuredOutputsParams
 from tests.api.test_structured_regex import ALL_BYTES
+from tests.examples import examples
 
 UNFORESEEN = "cannot be read"
 
@@ -80,7 +81,7 @@ MALFORMED = st.recursive(
 )
 
 
-@settings(max_examples=600, deadline=None)
+@examples(600)
 @given(MALFORMED | VALUES)
 def test_nothing_in_a_schema_is_unforeseen(schema: Any) -> None:
     found = outcome(schema)

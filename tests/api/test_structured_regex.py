@@ -6,13 +6,14 @@ import random
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.api.structured import charset
 from headway.api.structured.compile import Task, compile_task
 from headway.api.structured.integers import between
 from headway.core.automaton import Automaton
+from tests.examples import examples
 
 ALL_BYTES = bytes(range(256))
 
@@ -65,7 +66,7 @@ def test_what_is_accepted_matches(pattern: str) -> None:
 @given(
     st.sampled_from([r"[ab]*a[ab]{3}", r"(a|b(c|d)?)+", r"^a{2,4}b?|c$", r"(?i)a[^b]c?", r"(ab|a)(bc|c)?"]), st.data()
 )
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_short_texts_are_judged_as_re_judges_them(pattern: str, data: st.DataObject) -> None:
     text = data.draw(st.text(alphabet="abcdA", max_size=8))
     assert compiled(pattern).accepts(text.encode()) == bool(re.fullmatch(pattern, text))
@@ -105,7 +106,7 @@ def test_can_go_on() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 0x10FFFF), st.integers(0, 0x10FFFF)), max_size=4), st.integers(0, 0x10FFFF))
-@settings(max_examples=200, deadline=None)
+@examples(200)
 def test_utf8_of_a_set_of_characters(ranges: list[tuple[int, int]], point: int) -> None:
     chars = charset.charset((min(pair), max(pair)) for pair in ranges)
     candidates = [point, *(edge for pair in ranges for edge in pair)]
@@ -121,7 +122,7 @@ def test_utf8_of_a_set_of_characters(ranges: list[tuple[int, int]], point: int) 
 
 
 @given(st.integers(0, 3000), st.integers(0, 3000), st.integers(0, 3500))
-@settings(max_examples=300, deadline=None)
+@examples(300)
 def test_digits_between(low: int, high: int, number: int) -> None:
     text = str(number)
     spelled = any(

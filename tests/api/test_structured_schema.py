@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
@@ -18,6 +18,7 @@ from headway.api.structured.compile import Outcome, Task, compile_task
 from headway.api.structured.host_grammar import ByteVocabulary, from_schema
 from headway.core.automaton import MATCHER_LIMITS, Automaton
 from tests.api.test_structured_regex import ALL_BYTES, walk_randomly
+from tests.examples import examples
 
 
 def outcome(schema: Any) -> Outcome:
@@ -156,7 +157,7 @@ def _grown(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     )  # fmt: skip
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(120, suppress_health_check=list(HealthCheck))
 @given(st.recursive(ATOMS, _grown, max_leaves=5), st.integers(0, 2**32))
 def test_both_ways_keep_the_same_promises(schema: Any, seed: int) -> None:
     """Random schemas: what either way writes validates; what one writes, the other would."""

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models
@@ -15,6 +15,7 @@ from headway.api.gguf_tokenizer import build_tokenizer
 from headway.api.text_stream import WindowStream, byte_alphabet
 from headway.api.tokenizer import Tokenizer
 from tests.api.tiny_tokenizers import byte_level_metadata, header, sentencepiece_metadata
+from tests.examples import examples
 
 
 def word_piece() -> Backend:
@@ -48,7 +49,7 @@ def bytes_as_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 @given(data=st.data(), skip=st.booleans())
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_any_ids(name: str, data: st.DataObject, skip: bool) -> None:
     tokenizer = TOKENIZERS[name]
     # Half of the draws from the byte tokens' part, one beyond the vocabulary.
@@ -59,7 +60,7 @@ def test_any_ids(name: str, data: st.DataObject, skip: bool) -> None:
 
 @pytest.mark.parametrize("name", ["byte-level", "sentencepiece"])
 @given(text=st.text(max_size=12), cut=st.integers(0, 40))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_prompt_and_completion_of_one_text(name: str, text: str, cut: int) -> None:
     """However valid text is cut in two, the completion is what the prompt's own text leaves out."""
     tokenizer = TOKENIZERS[name]

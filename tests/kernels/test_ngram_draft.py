@@ -6,12 +6,13 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.kernels.cpu import draft_ops
 from headway.kernels.ngram_draft import ngram_draft
 from headway.kernels.ngram_draft.triton import BLOCK
+from tests.examples import examples
 from tests.kernels.guarded import expect, ints
 from tests.kernels.native_kernel import native_as_kernel, native_function
 
@@ -46,7 +47,7 @@ def check(texts: list[list[int]], slots: list[int], number: int, min_n: int, max
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=30), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(TEXTS, st.integers(1, 6), st.integers(1, 4), st.integers(0, 4))
 def test_native_equals_a_plain_search(texts: list[list[int]], number: int, min_n: int, more: int) -> None:
     """Of few words, so that everything repeats."""
@@ -56,7 +57,7 @@ def test_native_equals_a_plain_search(texts: list[list[int]], number: int, min_n
         check(texts, [-1, *range(len(texts)), len(texts), 2**31 - 1], number, min_n, min_n + more, 31)
 
 
-@settings(max_examples=12, deadline=None)
+@examples(12)
 @given(TEXTS, st.integers(1, 6), st.integers(1, 4), st.integers(0, 4))
 def test_triton_equals_a_plain_search(texts: list[list[int]], number: int, min_n: int, more: int) -> None:
     check(texts, [-1, *range(len(texts)), len(texts), -(2**31)], number, min_n, min_n + more, 31)

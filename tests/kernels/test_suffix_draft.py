@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.kernels.cpu import draft_ops
 from headway.kernels.suffix_draft import OFF, OWN, PARTS, SHARED, suffix_draft
+from tests.examples import examples
 from tests.kernels.guarded import expect, ints
 from tests.kernels.kept_answers import Kept
 from tests.kernels.native_kernel import native_as_kernel, native_function
@@ -89,7 +90,7 @@ def cases(draw: st.DrawFn) -> tuple[Any, ...]:
     return texts, scopes, kept, *sizes, draw(st.sampled_from([0.5, 1.0, 2.5])), draw(st.sampled_from([0.0, 0.4, 0.7]))
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(cases())
 def test_native_equals_a_plain_search(case: tuple[Any, ...]) -> None:
     if not draft_ops.available():
@@ -98,7 +99,7 @@ def test_native_equals_a_plain_search(case: tuple[Any, ...]) -> None:
         check(*case)
 
 
-@settings(max_examples=3, deadline=None)
+@examples(3)
 @given(cases())
 def test_triton_equals_a_plain_search(case: tuple[Any, ...]) -> None:
     check(*case)

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.kernels.cpu import draft_ops
 from headway.kernels.suffix_draft import OFF, OWN, SHARED
 from headway.kernels.suffix_keep import suffix_keep
+from tests.examples import examples
 from tests.kernels.guarded import expect, ints
 from tests.kernels.kept_answers import Kept
 from tests.kernels.native_kernel import native_as_kernel, native_function
@@ -48,7 +49,7 @@ def keep(case: tuple[Any, ...]) -> None:
         expect(suffix_keep, args, {0: after[0], 1: after[1]})
 
 
-@settings(max_examples=30, deadline=None)
+@examples(30)
 @given(endings())
 def test_native_keeps_what_ends(case: tuple[Any, ...]) -> None:
     if not draft_ops.available():
@@ -57,7 +58,7 @@ def test_native_keeps_what_ends(case: tuple[Any, ...]) -> None:
         keep(case)
 
 
-@settings(max_examples=3, deadline=None)
+@examples(3)
 @given(endings())
 def test_triton_keeps_what_ends(case: tuple[Any, ...]) -> None:
     keep(case)

@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.cache import CacheGroup, CacheKind
 from headway.core.plan import Finish
 from headway.scheduler.request import Status
+from tests.examples import examples
 from tests.scheduler.fake_device import VOCAB, make_request, predict
 from tests.scheduler.loop import Loop, make_config
 
@@ -134,7 +135,7 @@ def run_traffic(
     return loop
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(
     work=st.lists(jobs(), min_size=1, max_size=9),
     depth=st.integers(0, 4),
@@ -168,7 +169,7 @@ def test_every_request_gets_its_tokens(
     run_traffic(work, depth, pauses, changes)
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(
     work=st.lists(jobs(), min_size=1, max_size=7),
     depth=st.integers(0, 4),
@@ -293,7 +294,7 @@ WINDOWED = (
 half, and of two."""
 
 
-@settings(max_examples=250)
+@examples(250)
 @given(
     st.lists(jobs(), min_size=1, max_size=8),
     st.integers(0, 4),
@@ -318,7 +319,7 @@ def test_groups_of_layers_with_windows(
     run_traffic(work, depth, pauses, changes | {"groups": groups, "width": width, "enable_prefix_caching": caching})
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(
     st.lists(jobs(), min_size=2, max_size=8),
     st.integers(0, 4),

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
@@ -23,6 +23,7 @@ from headway.server.door import Door
 from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.plain import PlainCycle, PlainRequest, read_plain
 from headway.server.settings import ServerSettings
+from tests.examples import examples
 from tests.server.live import Live, live_parrot
 from tests.server.test_live import raw
 
@@ -107,7 +108,7 @@ PIECES = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=1500, deadline=None)
+@examples(1500)
 @given(st.lists(st.tuples(st.integers(0, 160), st.integers(0, 3), PIECES), max_size=4), st.lists(PIECES, max_size=6))
 def test_h11_would_take_whatever_is_taken_and_see_the_same(
     edits: list[tuple[int, int, bytes]], lines: list[bytes]

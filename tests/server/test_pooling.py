@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import schemathesis
 from fastapi.testclient import TestClient
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
@@ -24,6 +24,7 @@ from headway.server.pooling import call
 from headway.server.settings import ServerSettings
 from tests.api import pooling_core
 from tests.api.pooling_core import CLS, SEP, WORDS
+from tests.examples import examples
 from tests.server.pooling_app import pooling_llm
 
 Open = Callable[..., TestClient]
@@ -381,6 +382,7 @@ def test_metrics_know_tasks(serve: Open) -> None:
 
 
 @pytest.mark.parametrize("name", ["embed", "cross", "labels", "tokens"])
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("mode", GenerationMode)
 def test_no_request_breaks_the_server(
     serve: Open, monkeypatch: pytest.MonkeyPatch, name: str, mode: GenerationMode
@@ -392,7 +394,7 @@ def test_no_request_breaks_the_server(
     for path, *_ in POOLING_ROUTES:
 
         @given(case=description[path]["POST"].as_strategy(generation_mode=mode))
-        @settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+        @examples(4, suppress_health_check=list(HealthCheck), database=None)
         def ask(case: Any) -> None:
             case.call_and_validate(checks=(not_a_server_error, status_code_conformance, content_type_conformance))
 

@@ -8,7 +8,7 @@ import jsonschema
 import msgspec
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from schemathesis.checks import not_a_server_error
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import content_type_conformance, status_code_conformance
@@ -17,6 +17,7 @@ from headway import AsyncLLM
 from headway.server.app import ROUTES, build_app
 from headway.server.openapi import KINDS
 from headway.server.settings import ServerSettings
+from tests.examples import examples
 from tests.server import parrot
 
 
@@ -37,10 +38,11 @@ def docile(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(parrot, name, "\0")  # the parrot drops zeros
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize(("path", "method", "mode"), OPERATIONS)
 def test_no_request_breaks_the_server(description: Any, path: str, method: str, mode: GenerationMode) -> None:
     @given(case=description[path][method].as_strategy(generation_mode=mode))
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    @examples(15, suppress_health_check=list(HealthCheck))
     def ask(case: Any) -> None:
         case.call_and_validate(checks=(not_a_server_error, status_code_conformance, content_type_conformance))
 

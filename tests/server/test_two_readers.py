@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import h11
 import uvicorn
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
@@ -21,6 +21,7 @@ from uvicorn.server import ServerState
 from headway.server import connection, plain
 from headway.server.connection import Connection
 from headway.server.logs import Seldom
+from tests.examples import examples
 
 BODY = b'{"a":1}'
 TURNS = 40
@@ -237,7 +238,7 @@ def test_the_short_way_and_h11_agree_on_every_odd_line() -> None:
 WISHES = st.sampled_from([[], [], [b"X-Do: stream"], [b"X-Do: early"], [b"X-Do: close"], [b"X-A: b"]])
 
 
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(
     st.lists(
         st.builds(lambda lines, chunked: request(*lines, chunked=chunked), WISHES, st.booleans()),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 
 from headway.core.plan import StepPlan
@@ -25,6 +25,7 @@ from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, close, requests_for
 from tests.engine.tiny_grammars import host_grammar
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
+from tests.examples import examples
 from tests.runner.small_shapes import use_small_shapes
 from tests.sim.harness import SMALL_SEEDS, expected, play, simulated
 from tests.sim.rounding import TOLERANCE
@@ -243,7 +244,7 @@ def test_the_pacer_follows_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(6))
-@settings(max_examples=20, phases=[Phase.explicit, Phase.generate], database=None, derandomize=True)
+@examples(20, phases=[Phase.explicit, Phase.generate], database=None, derandomize=True)
 @given(data=st.data())
 def test_random_scenarios(part: int, data: st.DataObject) -> None:
     """Random requests, arrivals, aborts, sizes, depths and devices, all drawn from one number."""
@@ -252,7 +253,7 @@ def test_random_scenarios(part: int, data: st.DataObject) -> None:
 
 
 @pytest.mark.soak
-@settings(max_examples=2000, phases=[Phase.explicit, Phase.generate], database=None)
+@examples(2000, phases=[Phase.explicit, Phase.generate], database=None, derandomize=False)
 @given(seed=st.integers(0, 10**9))
 def test_many_random_scenarios(seed: int) -> None:
     play(seed)
