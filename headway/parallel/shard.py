@@ -60,11 +60,12 @@ class HeadShard:
     num_kv_heads: int
 
     def __post_init__(self) -> None:
-        size = self.group.size
-        if self.num_heads % size or (self.num_kv_heads % size and size % self.num_kv_heads):
+        size, heads, kv_heads = self.group.size, self.num_heads, self.num_kv_heads
+        possible = [n for n in range(1, heads + 1) if heads % n == 0 and (kv_heads % n == 0 or n % kv_heads == 0)]
+        if size not in possible:
             raise UnsupportedModelError(
-                f"tensor_parallel_size={size} cannot deal out {self.num_heads} heads with {self.num_kv_heads} heads of keys "
-                "and values evenly; take a divisor of the heads that divides, or is a multiple of, the latter"
+                f"tensor_parallel_size={size} cannot deal out {heads} heads with {kv_heads} heads of keys and values "
+                f"evenly; possible: {', '.join(map(str, possible))}"
             )
 
     @property

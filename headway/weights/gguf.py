@@ -112,13 +112,17 @@ class BlockTensor:
 
     Attributes:
         type_id: ggml's number of the type.
-        shape: (N, K), of the values.
         rows: uint8 [N, bytes of a row], as the file has them.
     """
 
     type_id: int
-    shape: torch.Size
     rows: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        """(N, K), of the values."""
+        kind = TENSOR_TYPES[self.type_id]
+        return torch.Size((self.rows.shape[0], self.rows.shape[1] // kind.num_bytes * kind.block))
 
     def dequantized(self) -> torch.Tensor:
         """float32 [N, K]."""
@@ -232,7 +236,7 @@ class GgufTensors:
     def _blocks(self, record: GgufTensor, mapped: npt.NDArray[np.uint8]) -> BlockTensor:
         raw = mapped[record.offset : record.offset + stored_bytes(self._header.path, record)]
         rows = torch.from_numpy(raw).view(record.shape[0], -1)
-        return BlockTensor(record.type_id, torch.Size(record.shape), self._restored(record, rows))
+        return BlockTensor(record.type_id, self._restored(record, rows))
 
     def _restored(self, record: GgufTensor, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.dim() == 1 and ".ffn_gate_inp_shexp." in record.name:

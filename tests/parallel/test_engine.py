@@ -336,7 +336,7 @@ def test_figures_of_replicas_are_added() -> None:
     ("wrong", "says"),
     [
         ({"tensor_parallel_size": 0}, "positive integer"),
-        ({"tensor_parallel_size": 3, **THREADS}, "cannot deal out 4 heads"),
+        ({"tensor_parallel_size": 3, **THREADS}, "cannot deal out 4 heads.*possible: 1, 2, 4"),
         ({"pipeline_parallel_size": 3, **THREADS}, "more than the model's 2 layers"),
         ({"enable_expert_parallel": True}, "no experts to deal out"),
         (
