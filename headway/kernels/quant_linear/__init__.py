@@ -10,7 +10,9 @@ quant_linear(x, packed, bias, types, outputs, exact=False) -> y
     exact    x, in float32, is multiplied as it is
     y        [..., N] in x's dtype
     Meaning: x, unless ``exact``, is rounded to 8 bits by blocks of 32 inputs, q = round(127 x / m) with m the largest magnitude
-    of the block, as llama.cpp rounds it; y is its product with the weights as the file means them, sums in float32.
+    of the block, as llama.cpp rounds it. Blocks whose m is above the row's root mean square of m, those with outliers, keep a
+    second digit, round(254 (127 x / m - q)): they are few, and what is rounded off in them is most of the error. y is the
+    product with the weights as the file means them, sums in float32.
 
 quant_rows(ids, packed, kind, outputs, inputs, dtype) -> rows
     ids     int32 [T]; an id outside of [0, outputs) gives zeros

@@ -13,6 +13,8 @@ SUPER: Final = 256
 """Inputs of a super-block."""
 PLANE_ROW: Final = 64
 """Bytes of a row of a plane."""
+DIGIT: Final = 254
+"""Steps of the second digit of an activation in one of the first."""
 NONLINEAR: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 """The values of IQ4 types."""
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from headway.kernels.quant_linear.formats import (
     BLOCK,
     BLOCK_TYPES,
+    DIGIT,
     NONLINEAR,
     PLANE_ROW,
     SUPER,
@@ -43,12 +44,17 @@ def quant_rows(
 
 
 def rounded(x: torch.Tensor) -> torch.Tensor:
-    """x [..., K] as the kernels see it, float32: 8 bits and a scale for every 32."""
+    """x [..., K] as the kernels see it, float32: 8 bits and a scale for every 32, 16 bits where that is coarse for the row."""
     blocks = x.float().unflatten(-1, (-1, BLOCK))  # [..., K / 32, 32]
     largest = blocks.abs().amax(-1, keepdim=True)
     usable = (largest > 1e-30) & (largest < torch.inf)  # smaller ones have no reciprocal
-    q = torch.where(usable, (blocks * (127.0 / largest)).round(), 0.0)
-    return (q * (largest * (1.0 / 127))).flatten(-2)  # what is not finite makes its block NaN
+    scaled = torch.where(usable, blocks * (127.0 / largest), 0.0)
+    high = scaled.round()
+    fine = largest.square() > largest.square().mean(
+        -2, keepdim=True
+    )  # its steps are longer than the row's root mean square
+    low = torch.where(fine, ((scaled - high) * DIGIT).round() / DIGIT, 0.0)
+    return ((high + low) * (largest * (1.0 / 127))).flatten(-2)  # what is not finite makes its block NaN
 
 
 def dequantized(packed: torch.Tensor, types: Sequence[int], outputs: Sequence[int], inputs: int) -> torch.Tensor:

@@ -1,5 +1,6 @@
-/* y = x W^T + b with W in the blocks of GGUF files (layout in blocks.h). x is rounded to 8 bits by blocks of 32, as llama.cpp does,
- * so that products are of integers; the sums of blocks are scaled and added in float32. Or it stays as it is, in float32. */
+/* y = x W^T + b with W in the blocks of GGUF files (layout in blocks.h). x is rounded to 8 bits by blocks of 32, blocks with
+ * outliers to 16, as two digits of 8, so that products are of integers; the sums of blocks are scaled and added in float32. Or x
+ * stays as it is, in float32. */
 #include "blocks.h"
 
 #include "common.h"
@@ -52,19 +53,13 @@ INLINE int32_t word_at(const int8_t *q) {
     return word;
 }
 
-/* 32 inputs to 8 bits: rounded to nearest even, d = largest / 127; tiny ones become zero. What is not finite makes d so, and with
- * it every output. */
-INLINE void round_block(const void *x, int64_t at, struct activation *to, const int bf) {
-    vf part[BLOCK / LANES], top = {0};
-    for (int i = 0; i < BLOCK / LANES; i++) {
-        part[i] = load(x, at + i * LANES, bf);
-        top = vmax(top, choose(part[i] < 0, -part[i], part[i]));
-    }
-    const float largest = max_lane(top), by = largest > 1e-30f && largest < INFINITY ? 127.0f / largest : 0;
-    for (int i = 0; i < BLOCK / LANES; i++) part[i] = by > 0 ? part[i] * by : (vf){0};
-    int half_sum[2];
+/* To the nearest integer, ties to even; |x| < 2^22. */
+INLINE vf nearest(const vf x) { return (x + 0x1.8p23f) - 0x1.8p23f; }
+
+/* 32 integers from -127 to 127, given as floats. */
+INLINE void store_digits(const vf *values, struct digits *to) {
 #if defined(__AVX2__)
-    const float *f = (const float *)part;
+    const float *f = (const float *)values;
     __m256i q[4];
     for (int i = 0; i < 4; i++) q[i] = _mm256_cvtps_epi32(_mm256_loadu_ps(f + 8 * i));
     __m256i bytes = _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
@@ -78,17 +73,62 @@ INLINE void round_block(const void *x, int64_t at, struct activation *to, const 
 #else
     memset(to->pairs, 0, sizeof to->pairs);
     for (int k = 0; k < BLOCK; k++) {
-        const int q = (int)lrintf(((const float *)part)[k]);
-        to->q[k] = (int8_t)q;
-        to->pairs[k / 16][k / 2 % 2] += (int16_t)q;
+        to->q[k] = (int8_t)((const float *)values)[k];
+        to->pairs[k / 16][k / 2 % 2] += to->q[k];
     }
 #endif
-    to->d = largest * (1.0f / 127);
-    for (int half = 0; half < 2; half++) {
-        half_sum[half] = to->pairs[half][0] + to->pairs[half][1];
-        to->half_sum[half] = to->d * (float)half_sum[half];
+}
+
+INLINE float largest_of(const void *x, int64_t at, const int bf) {
+    vf top = {0};
+    for (int i = 0; i < BLOCK / LANES; i++) {
+        const vf part = load(x, at + i * LANES, bf);
+        top = vmax(top, choose(part < 0, -part, part));
     }
-    to->sum = to->d * (float)(half_sum[0] + half_sum[1]);
+    return max_lane(top);
+}
+
+/* 32 inputs, of which the largest is known, to 8 bits: to nearest even, d = largest / 127; tiny ones become zero. What is not
+ * finite makes d so, and with it every output. `low`: the second digit goes there, rounded in the same way; NULL: there is none. */
+INLINE void round_block(const void *x, int64_t at, float largest, struct activation *to, struct digits *low, const int bf) {
+    vf part[BLOCK / LANES], digit[BLOCK / LANES];
+    const float by = largest > 1e-30f && largest < INFINITY ? 127.0f / largest : 0;
+    for (int i = 0; i < BLOCK / LANES; i++) {
+        part[i] = by > 0 ? load(x, at + i * LANES, bf) * by : (vf){0};
+        digit[i] = nearest(part[i]);
+    }
+    store_digits(digit, &to->high);
+    if (low) {
+        for (int i = 0; i < BLOCK / LANES; i++) digit[i] = nearest((part[i] - digit[i]) * BASE);
+        store_digits(digit, low);
+    }
+    to->d = largest * (1.0f / 127);
+    float sums[2];
+    for (int half = 0; half < 2; half++) {
+        sums[half] = (float)(to->high.pairs[half][0] + to->high.pairs[half][1]);
+        if (low) sums[half] += (float)(low->pairs[half][0] + low->pairs[half][1]) * (1.0f / BASE);
+        to->half_sum[half] = to->d * sums[half];
+    }
+    to->sum = to->d * (sums[0] + sums[1]);
+}
+
+/* A row, whose blocks lie `rows` apart in `to` and `low`. Steps of a block are even, so the square of its step is what it adds to
+ * the error of every output. Blocks above the mean, those with outliers, get a second digit: they are few and make most of it. */
+INLINE void round_row(const void *x, int64_t at, int64_t inputs, int64_t rows, struct activation *to, struct digits *low,
+                      const int bf) {
+    float squares = 0;
+    for (int64_t b = 0; b < inputs / BLOCK; b++) {
+        const float largest = largest_of(x, at + b * BLOCK, bf);
+        to[b * rows].d = largest;
+        squares += largest * largest;
+    }
+    const float mean = squares / (float)(inputs / BLOCK);
+    for (int64_t b = 0; b < inputs / BLOCK; b++) {
+        const float largest = to[b * rows].d;
+        const int fine = largest * largest > mean;
+        round_block(x, at + b * BLOCK, largest, to + b * rows, fine ? low + b * rows : NULL, bf);
+        to[b * rows].fine = fine;
+    }
 }
 
 /* A panel's sums, 16 a row and rows `apart`, into y, with the bias. */
@@ -110,6 +150,7 @@ EXPORT int headway_blocks_set(void) { return SET; }
 struct round_job {
     const void *x;
     struct activation *to;
+    struct digits *low;
     int64_t rows, inputs;
     int bf;
 };
@@ -118,27 +159,30 @@ struct round_job {
 
 static void round_item(void *context, int64_t item) {
     const struct round_job *a = context;
-    for (int64_t r = item * ROUND_ROWS; r < a->rows && r < (item + 1) * ROUND_ROWS; r++)
-        for (int64_t b = 0; b < a->inputs / BLOCK; b++) {
-            if (a->bf) round_block(a->x, r * a->inputs + b * BLOCK, a->to + b * a->rows + r, 1);
-            else round_block(a->x, r * a->inputs + b * BLOCK, a->to + b * a->rows + r, 0);
-        }
+    for (int64_t r = item * ROUND_ROWS; r < a->rows && r < (item + 1) * ROUND_ROWS; r++) {
+        if (a->bf) round_row(a->x, r * a->inputs, a->inputs, a->rows, a->to + r, a->low + r, 1);
+        else round_row(a->x, r * a->inputs, a->inputs, a->rows, a->to + r, a->low + r, 0);
+    }
 }
 
 /* Where sums start so that they are of q - centre. */
-static void set_starts(struct activation *x, int64_t count, int type) {
-    const struct format f = blocks_format(type);
+static void set_starts(struct digits *x, const struct format f) {
     const int off = SET == SDOT ? 0 : is_signed(f) ? (SET == PAIRS ? 0 : 128) : centre(f);
+    int pairs[2][2];
+    for (int half = 0; half < 2; half++)
+        for (int p = 0; p < 2; p++) pairs[half][p] = -off * x->pairs[half][p];
+    if (f.groups == 1)
+        for (int p = 0; p < 2; p++) pairs[0][p] += pairs[1][p];
+    for (int half = 0; half < 2; half++) {
+        if (SET == PAIRS) x->init[half] = (int32_t)((uint32_t)(uint16_t)pairs[half][0] | (uint32_t)pairs[half][1] << 16);
+        else x->init[half] = pairs[half][0] + pairs[half][1];
+    }
+}
+
+static void set_all_starts(struct activation *x, struct digits *low, int64_t count, const struct format f) {
     for (int64_t i = 0; i < count; i++) {
-        int pairs[2][2];
-        for (int half = 0; half < 2; half++)
-            for (int p = 0; p < 2; p++) pairs[half][p] = -off * x[i].pairs[half][p];
-        if (f.groups == 1)
-            for (int p = 0; p < 2; p++) pairs[0][p] += pairs[1][p];
-        for (int half = 0; half < 2; half++) {
-            if (SET == PAIRS) x[i].init[half] = (int32_t)((uint32_t)(uint16_t)pairs[half][0] | (uint32_t)pairs[half][1] << 16);
-            else x[i].init[half] = pairs[half][0] + pairs[half][1];
-        }
+        set_starts(&x[i].high, f);
+        if (x[i].fine) set_starts(low + i, f);
     }
 }
 
@@ -180,22 +224,27 @@ EXPORT int headway_blocks_linear(const void *x, const uint8_t *packed, const voi
     }
     if (rows <= 0 || stride <= 0) return 0;
     const int64_t blocks = exact ? 0 : inputs / BLOCK * rows;
-    struct activation small[256], *rounded = small;
-    if (blocks > 256 && !(rounded = malloc((size_t)blocks * sizeof *rounded))) return -1;
-    struct round_job round = {x, rounded, rows, inputs, bf};
+    struct activation few[128], *rounded = few;
+    struct digits few_low[128], *low = few_low;
+    if (blocks > 128) {
+        const size_t bytes = (size_t)blocks * sizeof *rounded;
+        if (!(rounded = malloc(bytes + (size_t)blocks * sizeof *low))) return -1;
+        low = (struct digits *)((char *)rounded + bytes);
+    }
+    struct round_job round = {x, rounded, low, rows, inputs, bf};
     if (!exact) parallel_for((rows + ROUND_ROWS - 1) / ROUND_ROWS, threads, round_item, &round);
     int64_t column = 0, item = bf ? 2 : 4;
     for (int64_t i = 0; i < count; i++) {
         const int type = (int)parts[2 * i];
         const int64_t outputs = parts[2 * i + 1];
-        set_starts(rounded, blocks, type);
-        struct multiply a = {{rounded, exact ? x : NULL, packed, bias ? (const char *)bias + column * item : NULL,
+        set_all_starts(rounded, low, blocks, blocks_format(type));
+        struct multiply a = {{rounded, low, exact ? x : NULL, packed, bias ? (const char *)bias + column * item : NULL,
                               (char *)y + column * item, rows, outputs, inputs, stride, bf, blocks_format(type)},
                              kernel_of(type), exact ? PANEL : WIDTH, exact ? EXACT_ROWS : ROWS_AT_ONCE, 0, 0, 0};
         one_part(&a, threads);
         packed += ((outputs + WIDTH - 1) / WIDTH * panel_bytes(blocks_format(type), inputs) + 63) / 64 * 64;
         column += outputs;
     }
-    if (rounded != small) free(rounded);
+    if (rounded != few) free(rounded);
     return 0;
 }

@@ -77,17 +77,27 @@ BLOCKS_INLINE int64_t panel_bytes(struct format f, int64_t inputs) {
     return inputs / BLOCK * block_bytes(f) + (f.super ? inputs / 256 * super_head(f) : 0);
 }
 
-/* A row of x in 32 inputs, rounded to 8 bits: x is about d * q. */
-struct activation {
+#define BASE 254 /* of two digits from -127 to 127 */
+
+/* 32 numbers of a byte. */
+struct digits {
     int8_t q[BLOCK];
+    int16_t pairs[2][2]; /* sums of q over a half: of places 0 and 1, of places 2 and 3 of every 4 */
+    int32_t init[2];     /* what a half's sum of products starts from (one start in [0] if a scale serves the block) */
+};
+
+/* A row of x in 32 inputs, rounded to 8 bits: x is about d * high.q. Where that is coarse for the row, x has a second digit: it is
+ * about d * (high.q + low.q / BASE). */
+struct activation {
+    struct digits high;
     float d;
-    float sum, half_sum[2]; /* of d * q over the block, its first and its second 16 */
-    int16_t pairs[2][2];    /* of q over a half: places 0 and 1, places 2 and 3 of every 4 */
-    int32_t init[2];        /* what a half's sum of products starts from (one start in [0] if a scale serves the block) */
+    float sum, half_sum[2]; /* of what x is about, over the block, its first and its second 16 */
+    int fine;               /* x has a second digit */
 };
 
 struct blocks_job {
     const struct activation *x; /* [inputs / 32, rows] */
+    const struct digits *low;   /* the same, where x has a second digit */
     const float *exact;         /* [rows, inputs], not rounded */
     const uint8_t *packed;
     const void *bias;

@@ -107,7 +107,7 @@ INLINE void prepare(vb w[8], vb magnitude[8], const struct format f) {
 #endif
 }
 
-/* Sums over `steps` steps of (q - centre) * x, exact. `q` are the activations of the first step, start their init. */
+/* Sums over `steps` steps of (q - centre) * x, exact. `q` are the digits of the first step, start their init. */
 INLINE v32 products(const vb *w, const vb *magnitude, const int8_t *q, int32_t start, const int steps, const struct format f) {
 #if SET == PAIRS
 #define X(s) _mm256_set1_epi32(word_at(q + 4 * (s)))
@@ -156,6 +156,14 @@ INLINE v32 products(const vb *w, const vb *magnitude, const int8_t *q, int32_t s
 #endif
 }
 
+/* What a digit of x adds to OUTS outputs, x being about d times it. */
+INLINE vr digit_sums(const vb *w, const vb *magnitude, const struct digits *x, const float d, const vr scale[2],
+                     const struct format f) {
+    if (f.groups == 1) return __builtin_convertvector(products(w, magnitude, x->q, x->init[0], 8, f), vr) * d * scale[0];
+    const v32 a = products(w, magnitude, x->q, x->init[0], 4, f), z = products(w + 4, magnitude + 4, x->q + 16, x->init[1], 4, f);
+    return __builtin_convertvector(a, vr) * d * scale[0] + __builtin_convertvector(z, vr) * d * scale[1];
+}
+
 /* Scales and minima of OUTS outputs from place `from` of the panel, for values of which `moved` was taken off. */
 INLINE void scales(const uint8_t *head, const uint8_t *block, int from, vr scale[2], vr min[2], const int moved,
                    const struct format f) {
@@ -186,6 +194,7 @@ INLINE void one_panel(const struct blocks_job *job, int64_t panel, int64_t first
     const uint8_t *at = job->packed + panel * panel_bytes(f, job->inputs), *head = at;
     for (int64_t b = 0; b < job->inputs / BLOCK; b++) {
         const struct activation *x = job->x + b * job->rows + first;
+        const struct digits *low = job->low + b * job->rows + first;
         if (f.super && b % 8 == 0) {
             head = at;
             at += super_head(f);
@@ -201,17 +210,9 @@ INLINE void one_panel(const struct blocks_job *job, int64_t panel, int64_t first
             for (int64_t r = 0; r < rows; r++) {
                 vr_mem *to = (vr_mem *)(sums + r * WIDTH + from);
                 vr sum = (vr)*to;
-                if (f.groups == 1) {
-                    const v32 whole = products(w, magnitude, x[r].q, x[r].init[0], 8, f);
-                    sum += __builtin_convertvector(whole, vr) * x[r].d * scale[0];
-                    if (f.min) sum += min[0] * x[r].sum;
-                } else {
-                    const v32 a = products(w, magnitude, x[r].q, x[r].init[0], 4, f);
-                    const v32 z = products(w + 4, magnitude + 4, x[r].q + 16, x[r].init[1], 4, f);
-                    sum += __builtin_convertvector(a, vr) * x[r].d * scale[0];
-                    sum += __builtin_convertvector(z, vr) * x[r].d * scale[1];
-                    if (f.min) sum += min[0] * x[r].half_sum[0] + min[1] * x[r].half_sum[1];
-                }
+                sum += digit_sums(w, magnitude, &x[r].high, x[r].d, scale, f);
+                if (f.min) sum += f.groups == 1 ? min[0] * x[r].sum : min[0] * x[r].half_sum[0] + min[1] * x[r].half_sum[1];
+                if (x[r].fine) sum += digit_sums(w, magnitude, low + r, x[r].d * (1.0f / BASE), scale, f);
                 *to = sum;
             }
         }
