@@ -12,6 +12,7 @@ from headway.cli.chat import chat
 from headway.cli.embed import embed
 from headway.cli.env import env
 from headway.cli.errors import clean_errors, set_up_logging
+from headway.cli.foreign import Command
 from headway.cli.generate import generate
 from headway.cli.serve import serve
 from headway.cli.syncs import syncs
@@ -45,10 +46,10 @@ def _root(
     set_up_logging(verbose)
 
 
-app.command("serve")(clean_errors(serve))
-app.command("generate")(clean_errors(generate))
-app.command("chat")(clean_errors(chat))
-app.command("embed")(clean_errors(embed))
+app.command("serve", cls=Command)(clean_errors(serve))
+app.command("generate", cls=Command)(clean_errors(generate))
+app.command("chat", cls=Command)(clean_errors(chat))
+app.command("embed", cls=Command)(clean_errors(embed))
 app.command("transcribe")(clean_errors(transcribe))
 app.add_typer(bench, name="bench")
 app.command("syncs")(syncs)

@@ -37,8 +37,8 @@ class EngineArgs:
         revision: hub revision, pinned for every file.
         dtype: "auto" (the checkpoint's on CUDA; on CPU the faster of bfloat16 and float32), "float32", "bfloat16", "float16".
         quantization: "auto" keeps matrices of GGUF files in their blocks where that is faster: on CPUs with native kernels
-            when ``dtype`` is "auto" (activations are rounded to 8 bits in products) or "float32" (they are not); else weights
-            are dequantised. "gguf" insists on blocks and rounded activations, "none" never keeps them.
+            when ``dtype`` is "auto" (activations are rounded to 8 bits in products, to 16 beside outliers) or "float32" (they
+            are not); else weights are dequantised. "gguf" insists on blocks and rounded activations, "none" never keeps them.
         kv_cache_dtype: of cached keys and values: "auto" (the model's), or "fp8", also "fp8_e4m3": 8-bit floats without scales,
             which end at +-448. The cache holds twice the tokens of 16 bits, and decoding reads half; attention of prompts takes
             longer. GPUs: from compute capability 8.9 on.

@@ -18,8 +18,8 @@ from headway.weights.gguf import TENSOR_TYPES, BlockTensor
 class BlockUse(Enum):
     """What becomes of weights in GGUF blocks.
 
-    DEQUANTIZED: they are loaded as any others. ROUNDED: products are of blocks and of activations rounded to 8 bits, or 16. EXACT: of
-    blocks and of activations in float32, which gives the bits of weights dequantised to that.
+    DEQUANTIZED: they are loaded as any others. ROUNDED: products are of blocks and of activations rounded to 8 bits, or to 16
+    beside outliers. EXACT: of blocks and of activations in float32, which gives the bits of weights dequantised to that.
     """
 
     DEQUANTIZED = "dequantized"
