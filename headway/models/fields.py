@@ -121,8 +121,11 @@ class Fields(Mapping[str, Any]):
         return float(value)
 
     def flag(self, name: str) -> bool:
-        """A boolean; false when it is null or absent."""
-        return bool(self.get(name))
+        """A boolean, or an integer for one; false when it is null or absent."""
+        value = self.get(name)
+        if value is not None and not isinstance(value, int):
+            raise UnsupportedModelError(f"config.json: {name} must be true or false, got {value!r:.60}")
+        return bool(value)
 
     def choice(self, name: str, allowed: Mapping[str, str]) -> str:
         """What ``allowed`` maps the field's value to."""

@@ -156,4 +156,5 @@ class OPTForCausalLM(LearnedPositions):
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``."""
-        return replace(super().weights(), beginnings=(("decoder.", "model.decoder."),))
+        found = super().weights()
+        return replace(found, beginnings=(*found.beginnings, ("decoder.", "model.decoder.")))

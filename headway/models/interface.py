@@ -291,6 +291,7 @@ class WeightMap:
 
     def _spellings(self, name: str) -> Sequence[str]:
         name = self._begun(self.aliases.get(name, name))
+        name = self.aliases.get(name, name)
         for part, ours in self.respelled:
             name = name.replace(part, ours)
         for old, new in self.renamed.items():

@@ -75,6 +75,11 @@ class NemotronHForCausalLM(DecoderModel):
         _ = fields.flag("attention_bias")  # written, but the architecture's attention has none
         refuse_tied(fields)
         config = llama_like(fields, mlp_bias=mlp_bias, rope=without_rope(fields), eps="layer_norm_epsilon")
+        if (limits := read_limits(fields)) != (
+            0.0,
+            float("inf"),
+        ):  # transformers takes time_step_min alone, others neither
+            raise fields.refuse("time_step_limit", "is not implemented: implementations disagree")
         heads, groups = fields.count("mamba_num_heads"), fields.count("n_groups")
         check_groups(heads, groups)
         mamba = Mamba2Spec(
@@ -86,7 +91,7 @@ class NemotronHForCausalLM(DecoderModel):
             bias=bias,
             out_bias=bias,
             conv_bias=fields.flag("use_conv_bias"),
-            limits=read_limits(fields),
+            limits=limits,
             norm_eps=config.norm.eps,
             state_dtype=read_state_dtype(fields),
         )

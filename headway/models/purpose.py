@@ -103,12 +103,17 @@ def adapted(config: DecoderConfig | EncoderConfig, fields: Fields, wish: Wish) -
     return replace(config, outputs=replace(outputs, pooling=_with_settings(outputs.pooling, wish.pooler_config or {})))
 
 
+def _texts_both_ways(fields: Fields) -> bool:
+    """Whether texts are seen both ways: Gemma 4 says "all", or "vision" for pictures alone."""
+    value = fields.get("use_bidirectional_attention")
+    return value == "all" or (value != "vision" and fields.flag("use_bidirectional_attention"))
+
+
 def _decoder(config: DecoderConfig, fields: Fields, wish: Wish, kind: str | None) -> DecoderConfig:
     """A decoder that pools."""
-    both_ways = fields.get("is_causal") is False or fields.flag("use_bidirectional_attention")
-    if both_ways or config.architecture.endswith("BidirectionalModel"):
-        halved = fields.flag("use_bidirectional_attention")  # Gemma 3 counts both sides of the window together
-        if halved and config.architecture.startswith("Gemma2"):
+    halved = _texts_both_ways(fields)  # Gemma 3 counts both sides of the window together
+    if fields.get("is_causal") is False or halved or config.architecture.endswith("BidirectionalModel"):
+        if halved and config.architecture.startswith(("Gemma2", "Gemma4")):
             raise fields.refuse(
                 "use_bidirectional_attention", "is not implemented: transformers' ways of attending disagree"
             )

@@ -20,6 +20,10 @@ SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "max_position_embeddings": 96, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
+GEMMA4: dict[str, Any] = {
+    "head_dim": 8, "global_head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5,
+    "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 97,
+}  # fmt: skip
 LATENT: dict[str, Any] = SIZES | {
     "num_key_value_heads": 4, "kv_lora_rank": 12, "q_lora_rank": 8, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4,
     "v_head_dim": 5, "head_dim": 4, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8,
@@ -49,6 +53,16 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
         SIZES | _rope("yarn", factor=4.0, original_max_position_embeddings=8)
         | {"head_dim": 8, "num_local_experts": 2, "intermediate_size_mlp": 24, "attention_chunk_size": 64},
         "attention_factor"),
+    "pictures alone both ways": (
+        "poolers", "Gemma4TextModel",
+        SIZES | GEMMA4 | {"use_bidirectional_attention": "vision"}, ""),
+    "texts both ways": (
+        "poolers", "Gemma4TextModel",
+        SIZES | GEMMA4 | {"use_bidirectional_attention": "all"}, "use_bidirectional_attention"),
+    "limits of time steps": (
+        "poolers", "NemotronHModel",
+        SIZES | {"layers_block_type": ["linear_attention", "full_attention"], "mamba_num_heads": 4, "mamba_head_dim": 8,
+                 "n_groups": 2, "ssm_state_size": 8, "time_step_limit": [0.1, 1.0]}, "time_step_limit"),
     "Gemma's activation": ("decoders", "GemmaForCausalLM", SIZES | {"head_dim": 8, "hidden_act": "relu2"}, ""),
     "caps of scores that Gemma 3 has not": ("decoders", "Gemma3ForCausalLM",
                                             SIZES | {"head_dim": 8, "attn_logit_softcapping": 4.0}, "attn_logit_softcapping"),

@@ -38,7 +38,7 @@ def judge(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
             tokens = oracle.tokens_of(seed, model.config.vocab_size, LENGTH)
             if not torch.allclose(oracle.run(_again(model_class, plain), tokens), oracle.run(model, tokens), atol=1e-4):
                 raise oracle.CannotRunError("transformers reads another model than it wrote")
-            told = rounded(plain, rng)
+            told = rounded(plain, model, rng)
             model = _again(model_class, plain)
             wanted = oracle.run(model, tokens)
             told += ", " + reshaped(plain, other, model, rng)

@@ -28,12 +28,14 @@ def read_tensors(folder: Path) -> Tensors:
     return found
 
 
-def rounded(folder: Path, rng: random.Random) -> str:
-    """Some tensors are stored in 16 bits; what they hold is the model from now on."""
+def rounded(folder: Path, model: Any, rng: random.Random) -> str:
+    """Some weights are stored in 16 bits; what they hold is the model from now on. Buffers follow from the configuration."""
     ways = {"f32": [torch.float32], "bf16": [torch.bfloat16], "f16": [torch.float16]}
     ways["mixed"] = [torch.float32, torch.bfloat16, torch.float16]
     name = rng.choice(sorted(ways))
-    tensors = {each: tensor.to(rng.choice(ways[name])) for each, tensor in read_tensors(folder).items()}
+    buffers = dict(model.named_buffers())
+    stored = read_tensors(folder)
+    tensors = {each: stored[each] if each in buffers else stored[each].to(rng.choice(ways[name])) for each in stored}
     write(folder, tensors, 1)
     return name
 
