@@ -17,7 +17,7 @@ from headway.kernels.delta_decode import delta_decode, triton
 from headway.kernels.gated_delta import gated_delta
 from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.kernels.testing import interpreter_loops
-from tests.kernels.state_cases import DECODE, PADDED, S, Step, drafts_of, poisoned, rand, states, wide
+from tests.kernels.state_cases import DECODE, PADDED, S, Step, assert_same, drafts_of, poisoned, rand, states, wide
 
 SHAPES = {"more values": (2, 4, 9, 7, 4, 0), "wide values": (1, 3, 5, 18, 3, 2), "one each": (3, 3, 16, 16, 2, 0)}
 """HK, H, K, V, taps, places of a window beyond those that it needs."""
@@ -175,10 +175,10 @@ def test_rejected_drafts_leave_the_bits_of_rows_of_one_token(by_channel: bool, w
         again += at - stored
         y, *kept = results(kernel, given, device)
         for i in range(accepted):
-            assert torch.equal(y[i], plain[at + i][0]), f"token {at + i}, {i} of its row, {at - stored} again"
+            assert_same(y[i], plain[at + i][0], device, f"token {at + i}, {i} of its row, {at - stored} again")
         if store >= 0:
             stored = store
-            assert torch.equal(kept[1][slot], plain[at][1]), f"the state that is stored at {store}"
+            assert_same(kept[1][slot], plain[at][1], device, f"the state that is stored at {store}")
         at += accepted
     assert again >= 8, "hardly any token is run again"
 

@@ -16,7 +16,7 @@ from headway.kernels.ssd_decode import ssd_decode
 from headway.kernels.ssd_decode.reference import composed
 from headway.kernels.ssd_scan.triton import ssd_scan
 from headway.kernels.testing import interpreter_loops, kernel_dtypes
-from tests.kernels.state_cases import DECODE, PADDED, Step, drafts_of, poisoned, rand, states, wide
+from tests.kernels.state_cases import DECODE, PADDED, Step, assert_same, drafts_of, poisoned, rand, states, wide
 
 S = 8
 SHAPES = {"odd": (4, 6, 2, 5, 4, 0, True), "blocks": (3, 37, 3, 130, 3, 2, False), "alone": (2, 16, 1, 16, 2, 1, True)}
@@ -159,10 +159,10 @@ def test_rejected_drafts_leave_the_bits_of_rows_of_one_token(dtype: torch.dtype,
         again += at - stored
         y, *kept = run(form, given, device)
         for i in range(accepted):
-            assert torch.equal(y[i], plain[at + i][0]), f"token {at + i}, {i} of its row, {at - stored} again"
+            assert_same(y[i], plain[at + i][0], device, f"token {at + i}, {i} of its row, {at - stored} again")
         if store >= 0:
             stored = store
-            assert torch.equal(kept[1][slot], plain[at][1]), f"the state that is stored at {store}"
+            assert_same(kept[1][slot], plain[at][1], device, f"the state that is stored at {store}")
         at += accepted
     assert again >= 8, "hardly any token is run again"
 
