@@ -38,6 +38,8 @@ INTS = (
     "storage_ptr",
 )
 WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
+ALIGNED = ("_ptr", "_stride", "_head", "_group", "channels")
+"""Ends of the names of arguments that are multiples of 16 in these models, which launches tell the compiler."""
 FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 
 CONV = {
@@ -112,7 +114,9 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
             signature[argument] = "*bf16"
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
+    aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name] != "constexpr" and name.endswith(ALIGNED)]
+    attrs = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
     built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
     return json.dumps({"name": name, "capability": card, "shared": built.metadata.shared})
 
