@@ -21,9 +21,9 @@ from headway.state.batch import StepBatch
 
 LONGEST_STEP = float("inf")
 ONE_LAUNCH = 2**16
-"""Channels of all rows together up to which ``ssd_decode`` takes the place of two launches, with drafts of three. Each of its
-programs convolves b and c anew: for more rows that takes longer than the launches it saves. On an H200 a layer of Mamba2-780M took
-2.7, 5.4 and 37.6 us for 1, 8 and 64 rows, in two launches 3.3, 6.8 and 32.3, when a program had 1,920 instructions, not 1,090."""
+"""Channels of all rows together up to which ``ssd_decode`` takes the place of two launches. Each of its programs convolves b
+and c anew: for more rows that takes longer than the launch it saves. On an H200 a layer of Mamba2-780M took 2.7, 5.4, 37.6 us
+for 1, 8, 64 rows, in two launches 3.3, 6.8, 32.3; a program had 1,920 instructions then, and has 1,090 now."""
 
 
 def scan_channels(

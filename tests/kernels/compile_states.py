@@ -114,7 +114,9 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
             signature[argument] = "*bf16"
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
-    aligned = [i for i, name in enumerate(kernel.arg_names) if signature[name] != "constexpr" and name.endswith(ALIGNED)]
+    aligned = [
+        i for i, name in enumerate(kernel.arg_names) if signature[name] != "constexpr" and name.endswith(ALIGNED)
+    ]
     attrs = {(i,): [["tt.divisibility", 16]] for i in aligned}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
     built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
