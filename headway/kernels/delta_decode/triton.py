@@ -180,9 +180,8 @@ def delta_decode_kernel(
             pull_at, raw_at = pull_at + b_stride, raw_at + a_stride
             new = own_token(pair_at, v_at, gate_at, pull_at, raw_at, in_pair, in_v, in_g, t + 1 < tokens)
             both_k = tl.reshape(convolved(pair_new, pair_past, pair_taps, 0.0, TAPS), (2, BLOCK_K))
-            query, key = tl.split(tl.trans(both_k))
-            query = query * (scale * tl.rsqrt(tl.sum(query * query, 0) + SMALL))
-            key = key * tl.rsqrt(tl.sum(key * key, 0) + SMALL)
+            lengths = tl.where(tl.arange(0, 2) == 0, scale, 1.0) * tl.rsqrt(tl.sum(both_k * both_k, 1) + SMALL)
+            query, key = tl.split(tl.trans(both_k * lengths[:, None]))
             value = convolved(v_new, v_past, v_taps, 0.0, TAPS)
             g = -rate * softplus(raw.to(tl.float32) + bias)
             h = decayed(h, g, BY_CHANNEL)
