@@ -24,7 +24,7 @@ from timing import time_calls
 
 from headway.core.ints import cdiv
 from headway.kernels.causal_conv import causal_conv
-from headway.kernels.delta_token import triton as token_module
+from headway.kernels.delta_decode import triton as token_module
 from headway.kernels.gated_delta import gated_delta
 from headway.kernels.gated_delta import triton as delta_module
 from headway.kernels.gated_rms_norm import gated_rms_norm
@@ -99,7 +99,7 @@ def delta_calls(rows: int) -> tuple[torch.Tensor, dict[str, Callable[[int], torc
         return found
 
     def token(layer: int) -> torch.Tensor:
-        return token_module.delta_token(x, weight, ring[layer], *rule, states[layer], gate, norm, 1e-6, False, *step)
+        return token_module.delta_decode(x, weight, ring[layer], *rule, states[layer], gate, norm, 1e-6, False, *step)
 
     return states, {"token": token, "three": three, "walk": walk}
 

@@ -23,16 +23,6 @@ def row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots):
 
 
 @triton.jit
-def idle_token(row, first, count, query_start_ptr, num_rows):
-    """In a step of as many tokens as rows, of one token each: the token whose outputs a row that is not live sets to zeros.
-
-    It is the row's own, or of those behind all rows the one of the row's number; -1: none.
-    """
-    padding = tl.where(row >= tl.load(query_start_ptr + num_rows), row, -1)
-    return tl.where(count == 1, first, padding).to(tl.int64)
-
-
-@triton.jit
 def clear_idle(
     out_at, stride, mask, row, first, count, live, query_start_ptr, num_rows, num_tokens, WIDTH: tl.constexpr
 ):
@@ -48,19 +38,13 @@ def clear_idle(
 
 
 def opened_outputs(like: torch.Tensor, num_rows: int, longest: int, short: int) -> tuple[torch.Tensor, int]:
-    """``fresh_outputs`` in steps whose rows have up to ``longest`` tokens, drafts for one, and no more than ``short``: the
-    tokens a row for ``clear_idle``, 0 where the outputs are filled."""
+    """(outputs of the shape [T, ...] and dtype of ``like``, the tokens a row for ``clear_idle``, 0 where outputs are zeros).
+
+    In steps whose rows have up to ``longest`` tokens, drafts for one, and no more than ``short``, the kernel clears what is
+    nobody's: filling the outputs first would be a launch more.
+    """
     width = longest if longest <= short and len(like) <= num_rows * longest else 0
     return (torch.empty if width else torch.zeros)(like.shape, dtype=like.dtype, device=like.device), width
-
-
-def fresh_outputs(like: torch.Tensor, num_rows: int, max_query_len: int) -> tuple[torch.Tensor, bool]:
-    """(outputs of the shape [T, ...] and dtype of ``like``, whether rows that are not live have to set theirs to zeros).
-
-    In steps of decode rows alone their kernel does it: filling the outputs first would be a launch more.
-    """
-    alone = max_query_len == 1 and len(like) == num_rows
-    return (torch.empty if alone else torch.zeros)(like.shape, dtype=like.dtype, device=like.device), alone
 
 
 @triton.jit

@@ -22,8 +22,8 @@ from headway.state.batch import StepBatch
 LONGEST_STEP = float("inf")
 ONE_LAUNCH = 2**16
 """Channels of all rows together up to which ``ssd_decode`` takes the place of two launches. Each of its programs convolves b
-and c anew, 940 instructions against 560: for more rows that takes longer than the launch it saves. On an H200 a layer of
-Mamba2-780M took 2.7, 5.4 and 37.6 us for 1, 8 and 64 rows, in two launches 3.3, 6.8 and 32.3."""
+and c anew: for more rows that takes longer than the launch it saves. On an H200 a layer of Mamba2-780M took 2.7, 5.4, 37.6 us
+for 1, 8, 64 rows, in two launches 3.3, 6.8, 32.3; a program had 1,920 instructions then, and has 1,090 now."""
 
 
 def scan_channels(
@@ -79,12 +79,12 @@ def scan_convolved_heads(
     limits: tuple[float, float] = (0.0, LONGEST_STEP),
 ) -> torch.Tensor:
     """``scan_heads`` of x [T, C], which holds its x, b and c side by side, behind a convolution with weight [C, W] and bias
-    [C]. ``cache``: its window, ring [S, W, C], and then as ``own``. One launch in steps of few rows that all decode."""
+    [C]. ``cache``: its window, ring [S, W, C], and then as ``own``. One launch in steps of few rows, all of them short."""
     ring, *own = cache
     few = len(batch.row_slots) * own[0].shape[1] * own[0].shape[2] <= ONE_LAUNCH
-    if batch.max_query_len == 1 and len(own) == 1 and few:
-        rows = rows_of(batch)
-        return cast(torch.Tensor, ssd_decode(x, weight, bias, ring, dt, dt_bias, a, d, *limits, own[0], *rows))
+    if batch.max_query_len <= batch.short and few:
+        step = *rows_of(batch), *replay_of(batch, own)
+        return cast(torch.Tensor, ssd_decode(x, weight, bias, ring, dt, dt_bias, a, d, *limits, own[0], *step))
     _, heads, width, size = own[0].shape
     shared = (x.shape[1] - heads * width) // 2
     inputs, b, c = convolve(x, weight, bias, batch, ring).split((heads * width, shared, shared), dim=1)

@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.kernels.causal_conv.triton import causal_conv_kernel
-from headway.kernels.delta_token.triton import delta_token_kernel
+from headway.kernels.delta_decode.triton import delta_decode_kernel
 from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delta_walk_kernel
 from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
@@ -38,6 +38,8 @@ INTS = (
     "storage_ptr",
 )
 WIDE = ("a_log_ptr", "dt_bias_ptr", "d_ptr", "state_ptr")
+ALIGNED = ("_ptr", "_stride", "_head", "_group", "channels")
+"""Ends of the names of arguments that are multiples of 16 in these models, which launches tell the compiler."""
 FLOATS = ("dt_min", "dt_max", "eps", "beta_scale", "scale")
 
 CONV = {
@@ -50,35 +52,43 @@ CONV = {
     "WIDTH": 0,
 }
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
-UPDATE = SSD | {"BLOCK_P": 32, "ALONE": True}
-SELECTIVE = {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64, "ALONE": False}
+UPDATE = SSD | {"BLOCK_P": 32, "WIDTH": 1}
+SSD_TOKEN = SSD | {"BLOCK_P": 32, "SPREAD": 2, "LENGTH": 4, "TAPS": 4, "ONE": True, "WIDTH": 1}
+SSD_DRAFTS = SSD_TOKEN | {"BLOCK_P": 64, "LENGTH": 7, "ONE": False, "WIDTH": 4}
+SELECTIVE = {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64, "WIDTH": 4}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
 WALK = DELTA | {"WIDTH": 0, "BLOCK_V": 64, "L": TOKENS}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
-TOKEN = DELTA | {"BLOCK_V": 128, "LENGTH": 4, "TAPS": 4, "ALONE": True}
-HEAD, CHANNEL = {"BY_CHANNEL": False, "SIGMOID": False}, {"BY_CHANNEL": True, "SIGMOID": True}
+TOKEN = DELTA | {"BLOCK_V": 128, "LENGTH": 4, "TAPS": 4, "ONE": True, "WIDTH": 1, "AHEAD": False}
+TOKENS_OF_ROW = TOKEN | {"LENGTH": 7, "ONE": False, "WIDTH": 4}
+HEAD, CHANNEL = {"BY_CHANNEL": False, "SIGMOID": False}, {"BY_CHANNEL": True, "SIGMOID": True, "share": 1}
 RING = ("inputs_ptr",)
 NO_RING: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256, "WIDTH": 1}, (), 4),
     ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
     ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8, "WIDTH": 4}, (), 4),
-    ("selective", selective_scan_kernel, NO_RING | SELECTIVE | {"ALONE": True}, ("a_ptr",), 2),
+    ("selective", selective_scan_kernel, NO_RING | SELECTIVE | {"WIDTH": 1}, ("a_ptr",), 2),
     ("selective ring", selective_scan_kernel, SELECTIVE, ("a_ptr",), 2),
-    ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 64, "L": 16, "SEVERAL": False}, ("a_ptr",), 4),
-    ("ssd walk, long", ssd_walk_kernel, SSD | {"BLOCK_P": 64, "L": 32, "SEVERAL": True}, ("a_ptr",), 4),
+    ("ssd walk", ssd_walk_kernel, SSD | {"BLOCK_P": 64, "WIDTH": 4, "L": 16, "SEVERAL": False}, ("a_ptr",), 4),
+    ("ssd walk, long", ssd_walk_kernel, SSD | {"BLOCK_P": 64, "WIDTH": 0, "L": 32, "SEVERAL": True}, ("a_ptr",), 4),
     ("replay rows", replay_rows_kernel, {}, (), 1),
     ("ssd update", ssd_update_kernel, UPDATE, ("a_ptr",), 4),
-    ("ssd decode", ssd_decode_kernel, UPDATE | {"LENGTH": 4, "TAPS": 4}, ("a_ptr",), 2),
+    ("ssd decode", ssd_decode_kernel, SSD_TOKEN | NO_RING, ("a_ptr",), 2),
+    ("ssd decode and ring", ssd_decode_kernel, SSD_TOKEN | {"BLOCK_P": 64}, ("a_ptr",), 4),
+    ("ssd drafts", ssd_decode_kernel, SSD_DRAFTS, ("a_ptr",), 4),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
     ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "WIDTH": 4}, (), 4),
     ("delta walk by channel", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": True}, (), 4),
     ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False, "WIDTH": 4}, RING, 4),
     ("delta ring by channel", delta_walk_kernel, WALK | {"BY_CHANNEL": True}, RING, 4),
-    ("delta token", delta_token_kernel, TOKEN | HEAD | {"AHEAD": False}, (), 4),
-    ("delta token ahead", delta_token_kernel, TOKEN | HEAD | {"AHEAD": True}, (), 4),
-    ("delta token by channel", delta_token_kernel, TOKEN | CHANNEL | {"AHEAD": False}, (), 4),
+    ("delta token", delta_decode_kernel, TOKEN | NO_RING | HEAD, (), 4),
+    ("delta token ahead", delta_decode_kernel, TOKEN | NO_RING | HEAD | {"AHEAD": True}, (), 4),
+    ("delta token by channel", delta_decode_kernel, TOKEN | NO_RING | CHANNEL, (), 4),
+    ("delta token and ring", delta_decode_kernel, TOKEN | HEAD, RING, 4),
+    ("delta drafts", delta_decode_kernel, TOKENS_OF_ROW | HEAD, RING, 4),
+    ("delta drafts by channel", delta_decode_kernel, TOKENS_OF_ROW | CHANNEL, RING, 4),
     ("delta chunks", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": False}, (), 4),
     ("delta chunks by channel", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": True}, (), 4),
     ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),
@@ -104,7 +114,11 @@ def compiled(name: str, kernel: Any, constants: Mapping[str, Any], wide: tuple[s
             signature[argument] = "*bf16"
         else:
             signature[argument] = "fp32" if argument in FLOATS else "i32"
-    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs)
+    aligned = [
+        i for i, name in enumerate(kernel.arg_names) if signature[name] != "constexpr" and name.endswith(ALIGNED)
+    ]
+    attrs = {(i,): [["tt.divisibility", 16]] for i in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attrs)
     built = triton.compile(source, target=GPUTarget("cuda", card, 32), options=options)
     return json.dumps({"name": name, "capability": card, "shared": built.metadata.shared})
 

@@ -22,7 +22,7 @@ STATE_OPS = {
     "ssd_scan": ("state",),
     "gated_delta": ("state",),
     "ssd_decode": ("ring", "state"),
-    "delta_token": ("ring", "state"),
+    "delta_decode": ("ring", "state"),
 }
 """Operation -> the names of its states among its arguments."""
 
@@ -100,7 +100,7 @@ class StateWatch:
     def check(self, name: str, args: Any) -> Callable[[], None] | None:
         """Before an operation ``name``; gives what is to be checked after it."""
         joined = len(STATE_OPS[name]) > 1
-        need(not joined or args.max_query_len == 1, f"{name}: rows of one token alone, not of {args.max_query_len}")
+        need(not joined or args.max_query_len <= args.short, f"{name}: short rows alone, not of {args.max_query_len}")
         checks = [self._check(name, args, kind) for kind in STATE_OPS[name]]
 
         def after() -> None:

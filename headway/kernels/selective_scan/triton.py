@@ -10,7 +10,7 @@ import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
-from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
+from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of, softplus
 
 
 @triton.jit
@@ -40,10 +40,11 @@ def selective_scan_kernel(
     places,
     channels,
     num_slots,
+    num_tokens,
     N: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    ALONE: tl.constexpr,
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
@@ -56,10 +57,9 @@ def selective_scan_kernel(
     skip = tl.load(d_ptr + d, mask=in_d, other=0.0).to(tl.float32)
     wait_for_inputs(EARLY)
     first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
-    if ALONE and not live:
-        idle = idle_token(tl.program_id(0), first, count, query_start_ptr, tl.num_programs(0))
-        nothing = tl.zeros((BLOCK_D,), y_ptr.dtype.element_ty)
-        tl.store(y_ptr + idle * channels + d, nothing, mask=in_d & (idle >= 0))
+    if WIDTH > 0:
+        row, rows = tl.program_id(0), tl.num_programs(0)
+        clear_idle(y_ptr + d, channels, in_d, row, first, count, live, query_start_ptr, rows, num_tokens, WIDTH)
     if live:
         at = state_ptr + slot * state_stride + d[:, None] * N + n[None, :]
         stored = start
@@ -128,14 +128,14 @@ def selective_scan(
     given = (x, dt, b, c) if z is None else (x, dt, b, c, z)
     assert all(each.stride(1) == 1 for each in given), "channels lie side by side"
     assert inputs is None or inputs.is_contiguous(), "rings lie in memory of their own"
-    y, alone = fresh_outputs(x, len(seq_lens), max_query_len)
+    y, width = opened_outputs(x, len(seq_lens), max_query_len, short)
     block_n = next_power_of_2(size)
     block_d = max(8, min(64, 1024 // block_n, next_power_of_2(channels)))
     selective_scan_kernel[(len(seq_lens), cdiv(channels, block_d))](
         x, dt, dt_bias, a, b, c, d, z, state, inputs, stored_at, store_at, query_start, row_slots,
         seq_lens, y,
         x.stride(0), dt.stride(0), b.stride(0), c.stride(0), 0 if z is None else z.stride(0), state.stride(0),
-        0 if inputs is None else inputs.shape[1], channels, slots,
-        N=size, BLOCK_N=block_n, BLOCK_D=block_d, ALONE=alone, num_warps=2, **launch_early(x.device),
+        0 if inputs is None else inputs.shape[1], channels, slots, len(x),
+        N=size, BLOCK_N=block_n, BLOCK_D=block_d, WIDTH=width, num_warps=2, **launch_early(x.device),
     )  # fmt: skip
     return y

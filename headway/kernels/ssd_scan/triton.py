@@ -18,7 +18,7 @@ import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
-from headway.kernels.triton_rows import fresh_outputs, idle_token, row_of, softplus
+from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of, softplus
 
 CHUNK = 64
 SMALL_CHUNK = 32
@@ -40,10 +40,16 @@ def head_weights(a_ptr, dt_bias_ptr, d_ptr, head):
 
 
 @triton.jit
-def one_token(h, x, b, c, step, a):
-    """The state [P, N] behind a token, and what it gives, [P]; all f32."""
-    h = tl.exp(step * a)[:, None] * h + (step * x)[:, None] * b[None, :]
-    return h, tl.sum(h * c[None, :], 1)
+def time_step(raw, dt_min, dt_max):
+    """f32, of what stands before softplus."""
+    return tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max)
+
+
+@triton.jit
+def with_token(h, x, b, step, a):
+    """The state [P, N] behind a token, all f32; it is added in one rounding wherever that is, which compilers would not promise
+    of a product and a sum."""
+    return tl.fma((step * x)[:, None], b[None, :], tl.exp(step * a)[:, None] * h)
 
 
 @triton.jit
@@ -60,8 +66,9 @@ def ssd_update_kernel(
     y_ptr,  # [T, H, P] contiguous
     x_stride, x_head, dt_stride, b_stride, b_group, c_stride, c_group, state_stride, heads,
     share,  # heads of a group
-    num_slots, dt_min, dt_max,
-    P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, ALONE: tl.constexpr,
+    num_slots, dt_min, dt_max, num_tokens,
+    P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
     EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
@@ -74,10 +81,9 @@ def ssd_update_kernel(
     n = tl.arange(0, BLOCK_N)
     in_p, in_n = p < P, n < N
     both = in_p[:, None] & in_n[None, :]
-    if ALONE and not live:
-        idle = idle_token(row, first, count, query_start_ptr, tl.num_programs(0))
-        nothing = tl.zeros((BLOCK_P,), y_ptr.dtype.element_ty)
-        tl.store(y_ptr + (idle * heads + head) * P + p, nothing, mask=in_p & (idle >= 0))
+    if WIDTH > 0:
+        of_head, rows = y_ptr + head * P + p, tl.num_programs(0)
+        clear_idle(of_head, heads * P, in_p, row, first, count, live, query_start_ptr, rows, num_tokens, WIDTH)
     if live & (count == 1):
         token = first.to(tl.int64)
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
@@ -90,8 +96,9 @@ def ssd_update_kernel(
             raw = tl.load(dt_ptr + token * dt_stride + head + tl.arange(0, 1)).to(tl.float32)
             if dt_bias_ptr is not None:
                 raw += dt_bias
-            step = tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max)
-        h, y = one_token(h, x, b, c, step, a)
+            step = time_step(raw, dt_min, dt_max)
+        h = with_token(h, x, b, step, a)
+        y = tl.sum(h * c[None, :], 1)
         if d_ptr is not None:
             y += d * x
         tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
@@ -127,8 +134,9 @@ def ssd_walk_kernel(
     y_ptr, x_stride, x_head, dt_stride, b_stride, b_group, c_stride, c_group, state_stride, heads, share, num_slots,
     dt_min, dt_max,
     inputs_ptr,  # [S', places, H P + G N + H]
-    stored_at_ptr, store_at_ptr, places, short,
+    stored_at_ptr, store_at_ptr, places, short, num_tokens,
     P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
     L: tl.constexpr,  # tokens of a chunk
     SEVERAL: tl.constexpr,  # a row may have more chunks than one
     EARLY: tl.constexpr,
@@ -144,6 +152,9 @@ def ssd_walk_kernel(
     in_p, in_n = p < P, n < N
     both = in_p[:, None] & in_n[None, :]
     kind = x_ptr.dtype.element_ty
+    if WIDTH > 0:
+        of_head, rows = y_ptr + head * P + p, tl.num_programs(0)
+        clear_idle(of_head, heads * P, in_p, row, first, count, live, query_start_ptr, rows, num_tokens, WIDTH)
     if live & (count <= short):
         stored, store = tl.load(stored_at_ptr + row), tl.load(store_at_ptr + row)
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
@@ -180,7 +191,7 @@ def ssd_walk_kernel(
                 own = tl.load(dt_ptr + token * dt_stride + head, mask=mine, other=0.0)
                 tl.store(given + dt_at, own, mask=leads)
                 raw = tl.where(past, old, own).to(tl.float32) + bias
-                step = tl.where(past | mine, tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max), 0.0)
+                step = tl.where(past | mine, time_step(raw, dt_min, dt_max), 0.0)
             tl.store(ring_x, own_x, mask=kept[:, None] & in_p[None, :])
             tl.store(ring_b, own_b, mask=leads[:, None] & in_n[None, :] & (head % share == 0))
             total = tl.cumsum(step * a, 0)  # [L]
@@ -237,7 +248,7 @@ def ssd_scan_kernel(
                 raw = tl.load(dt_ptr + token * dt_stride + head, mask=inside, other=0.0).to(tl.float32)
                 if dt_bias_ptr is not None:
                     raw += tl.load(dt_bias_ptr + head).to(tl.float32)
-                step = tl.where(inside, tl.minimum(tl.maximum(softplus(raw), dt_min), dt_max), 0.0)
+                step = tl.where(inside, time_step(raw, dt_min, dt_max), 0.0)
             total = tl.cumsum(step * a, 0)  # [L]; tokens behind the row's end neither decay nor add
             causal = i[:, None] >= i[None, :]
             decay = tl.where(causal, tl.exp(tl.where(causal, total[:, None] - total[None, :], 0.0)), 0.0)
@@ -281,7 +292,7 @@ def ssd_scan(
     slots, heads, width, size = state.shape
     assert x.stride(2) == b.stride(2) == c.stride(2) == 1 and (dt is None or dt.stride(1) == 1)
     rows, block_n = len(seq_lens), max(16, next_power_of_2(size))
-    y, alone = fresh_outputs(x, rows, max_query_len if inputs is None else 0)
+    y, cleared = opened_outputs(x, rows, max_query_len, short)
     args: tuple[Any, ...] = (
         x, dt, dt_bias, a, b, c, d, state, query_start, row_slots, seq_lens, y,
         x.stride(0), x.stride(1), 0 if dt is None else dt.stride(0), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
@@ -291,15 +302,15 @@ def ssd_scan(
     if inputs is None:
         assert short == 1, "rows of drafts need a ring"
         ssd_update_kernel[(rows, heads, cdiv(width, block))](
-            *args, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, ALONE=alone, num_warps=4, **early
+            *args, len(x), P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, WIDTH=cleared, num_warps=4, **early
         )
     else:
         assert inputs.is_contiguous(), "rings lie in memory of their own"
         block, places = max(16, min(next_power_of_2(width), WALKED // block_n)), inputs.shape[1]
         tokens = WALKED_CHUNKS[places > WALKED_CHUNKS[0]]
         ssd_walk_kernel[(rows, heads, cdiv(width, block))](
-            *args, inputs, stored_at, store_at, places, short, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n,
-            L=tokens, SEVERAL=places > tokens, num_warps=4, **early,
+            *args, inputs, stored_at, store_at, places, short, len(x), P=width, N=size, BLOCK_P=block, BLOCK_N=block_n,
+            WIDTH=cleared, L=tokens, SEVERAL=places > tokens, num_warps=4, **early,
         )  # fmt: skip
     if max_query_len > short:
         block = max(16, min(next_power_of_2(width), 8192 // block_n))

@@ -13,14 +13,14 @@ from typing import Literal, cast
 import torch
 
 from headway.core.cache import CacheSpec
-from headway.kernels.delta_token import delta_token
+from headway.kernels.delta_decode import delta_decode
 from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter, product_out
 from headway.parallel.group import Group
 from headway.parallel.shard import EvenShard
-from headway.recurrent.base import recurrent, rows_of, state_of, window
+from headway.recurrent.base import recurrent, replay_of, rows_of, state_of, window
 from headway.recurrent.scans import delta_inputs, delta_rule
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
@@ -124,14 +124,14 @@ class DeltaMixer(StateMixer):
         batch: StepBatch,
         cache: LayerCache,
     ) -> torch.Tensor:
-        """[T, 2 HK K + H V], [T, H] or [T, H, K], [T, H], [T, H V] -> [T, H V]; writes window and state."""
+        """[T, 2 HK K + H V], [T, H] or [T, H, K], [T, H], [T, H V] -> [T, H V]; writes window, state and ring."""
         ring, *own = cache
         keys, values = self.heads
         rule, norm = (decay, self.a_log, self.dt_bias, beta), (gate, self.norm, self.norm_eps)
-        if batch.max_query_len == 1 and len(own) == 1:
+        if batch.max_query_len <= batch.short:  # others have chunks, which are dealt out to programs of their own
             window, scale = (qkv, self.conv.weight, ring), keys[1] ** -0.5
-            o = delta_token(*window, *rule, self.beta_scale, scale, *own, *norm, self.sigmoid, *rows_of(batch))
-            return cast(torch.Tensor, o)
+            step = *norm, self.sigmoid, *rows_of(batch), *replay_of(batch, own)
+            return cast(torch.Tensor, delta_decode(*window, *rule, self.beta_scale, scale, own[0], *step))
         sizes = math.prod(keys), math.prod(keys), math.prod(values)
         q, k, v = self.conv.forward(qkv, batch, ring).split(sizes, dim=1)
         q, k, v = q.unflatten(1, keys), k.unflatten(1, keys), v.unflatten(1, values)
