@@ -51,7 +51,7 @@ from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.cpu.ops import preferred_dtype
 from headway.kernels.linear_forms.provenance import describe
 from headway.models.interface import Model
-from headway.models.load import load_model
+from headway.models.load import admitting, load_model
 from headway.models.purpose import Wish
 from headway.models.registry import read_config
 from headway.runner.admission import MAX_STOP_IDS
@@ -262,6 +262,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         raise ConfigError(
             f"max_model_len={longest} is more than the model's context of {config.longest_context}; lower it"
         )
+    config = admitting(config, longest)
     row = longest + extras.num_drafts + extras.lookahead
     refuse_drafts(config, drafting=extras.drafts is not None)
     model = load_model(
@@ -278,7 +279,7 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
         extras = replace(extras, pooling=pooling_of(model, model.spec.pooling))
     storage = state_storage(args, model.spec, dtype, extras.num_drafts)
     check_drafts(model.spec, reads_prompts=extras.drafts is not None and extras.drafts.load is not None)
-    loading = Loading(args=args, target=model, dtype=dtype, longest=row, progress=progress)
+    loading = Loading(args=args, target=model, dtype=dtype, longest=row, admitted=longest, progress=progress)
     draft_model = None if extras.drafts is None else extras.drafts.loaded(loading)
     return Loaded(device, checkpoint, dtype, kv_dtype, model, extras, storage, draft_model)
 

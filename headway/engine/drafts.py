@@ -13,7 +13,8 @@ from headway.core.errors import ConfigError
 from headway.core.log import logger
 from headway.core.speculative import SpeculativeConfig, draft_widths
 from headway.models.interface import Model
-from headway.models.load import load_model
+from headway.models.load import admitting, load_model
+from headway.models.registry import read_config
 from headway.parallel.group import Group
 from headway.speculative.agreed import AgreedDrafter
 from headway.speculative.base import Drafter, DraftHouse, DraftModel
@@ -44,12 +45,14 @@ class Loading:
         target: the model whose tokens are guessed; its dtype and device are the drafter's.
         dtype: of weights and activations.
         longest: positions that the drafter must be able to run.
+        admitted: tokens of the longest sequence.
     """
 
     args: EngineArgs
     target: Model
     dtype: torch.dtype
     longest: int
+    admitted: int
     progress: bool
 
 
@@ -136,6 +139,7 @@ def _load_draft_model(config: SpeculativeConfig, loading: Loading) -> Model:
         max_model_len=loading.longest,
         progress=loading.progress,
         seed=loading.args.seed,
+        config=admitting(read_config(checkpoint.config), loading.admitted),
     )
 
 

@@ -59,6 +59,8 @@ class DecoderConfig:
         architecture: the name in config.json, a key of ``models.registry``.
         hidden_size: C.
         longest_context: tokens up to which a sequence may go.
+        longest: tokens of the longest sequence that the engine admits, which some rotations follow; drafts may have positions
+            behind it. 0: as many as there are positions.
         blocks: from the first to the last.
         norm: of all norms.
         tie_word_embeddings: the output matrix is the embedding.
@@ -95,6 +97,7 @@ class DecoderConfig:
     outputs: Outputs | None = None
     unused: tuple[str, ...] = ()
     respelled: tuple[tuple[str, str], ...] = ()
+    longest: int = 0
     vocabulary: VocabularyPart | None = None
     stage: Stage | None = None
     mtp: MTPSpec | None = None
@@ -154,7 +157,7 @@ class DecoderModel(nn.Module):
                 return None
             key = attention.rope, attention.head_dim
             if key not in tables:
-                tables[key] = rotation(*key, max_model_len, device)
+                tables[key] = rotation(*key, max_model_len, device, config.longest)
             return tables[key]
 
         part, stage, tie = config.vocabulary, config.stage, config.tie_word_embeddings
@@ -411,9 +414,11 @@ class DecoderModel(nn.Module):
         self._forms = FormTable(products, head, rules)
 
 
-def rotation(rope: RopeConfig | None, head_dim: int, max_len: int, device: torch.device) -> torch.Tensor:
-    """float32 [max_len, Drot]: the table of layers with ``rope``."""
-    return no_rotation(head_dim, max_len, device) if rope is None else cos_sin_table(rope, max_len, device)
+def rotation(
+    rope: RopeConfig | None, head_dim: int, max_len: int, device: torch.device, longest: int = 0
+) -> torch.Tensor:
+    """float32 [max_len, Drot]: the table of layers with ``rope``; ``longest`` as for ``DecoderConfig``."""
+    return no_rotation(head_dim, max_len, device) if rope is None else cos_sin_table(rope, max_len, device, longest)
 
 
 def finalize_parts(model: nn.Module) -> None:

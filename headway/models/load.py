@@ -6,6 +6,7 @@ The peak of host memory is one tensor; the peak of device memory is the model it
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from headway.core.errors import OutOfMemoryError, WeightsError
 from headway.core.log import logger
 from headway.kernels.quant_linear.formats import BLOCK_TYPES
+from headway.models.decoder import DecoderConfig
 from headway.models.interface import Model, ModelConfig, ModelSpec, WeightMap
 from headway.models.quantized_weights import BlockKeeper, BlockUse, told
 from headway.models.registry import model_class, read_config
@@ -79,6 +81,11 @@ def load_model(
             logger.info("%s", told(*keeper.finish(), checkpoint.quantized, exact=keeper.exact))
     model.finalize()
     return model.eval()
+
+
+def admitting(config: ModelConfig, longest: int) -> ModelConfig:
+    """The model of an engine whose longest sequence has so many tokens."""
+    return replace(config, longest=longest) if isinstance(config, DecoderConfig) else config
 
 
 def describe(config: Mapping[str, Any]) -> ModelSpec:

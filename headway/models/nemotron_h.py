@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from headway.kernels.expert_mlp import ACTS
 from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.bloom import without_rope
 from headway.models.config import llama_like
@@ -67,7 +68,8 @@ class NemotronHForCausalLM(DecoderModel):
                 raise fields.refuse("layers_block_type", f"has {kind!r}, which is not implemented")
         if fields.with_defaults(mamba_hidden_act="silu")["mamba_hidden_act"] != "silu":
             raise fields.refuse("mamba_hidden_act", "is not implemented; silu is")
-        fields.choice("mlp_hidden_act", ACTIVATIONS)
+        if fields.choice("mlp_hidden_act", ACTIVATIONS) not in ACTS and "moe" in kinds:
+            raise fields.refuse("mlp_hidden_act", "is not implemented in mixtures")
         fields = fields.with_defaults(num_hidden_layers=len(kinds), hidden_act=fields["mlp_hidden_act"], rope_theta=1e4)
         if kinds and fields["num_hidden_layers"] != len(kinds):
             raise fields.refuse("num_hidden_layers", f"must be {len(kinds)}, the layers that the pattern names")

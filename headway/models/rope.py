@@ -91,12 +91,17 @@ def no_rotation(head_dim: int, max_len: int, device: torch.device) -> torch.Tens
     return torch.cat([half, torch.zeros_like(half)], dim=1).to(device)
 
 
-def cos_sin_table(rope: RopeConfig, max_len: int, device: torch.device) -> torch.Tensor:
-    """float32 [max_len, rotary_dim]: row p is (cos[rotary_dim / 2], sin[rotary_dim / 2]) of position p."""
-    frequencies = ROPE_KINDS[rope.kind](rope, max_len)
+def cos_sin_table(rope: RopeConfig, max_len: int, device: torch.device, longest: int = 0) -> torch.Tensor:
+    """float32 [max_len, rotary_dim]: row p is (cos[rotary_dim / 2], sin[rotary_dim / 2]) of position p.
+
+    Args:
+        longest: tokens of the longest sequence, of which frequencies may depend; 0: ``max_len``.
+    """
+    longest = longest or max_len
+    frequencies = ROPE_KINDS[rope.kind](rope, longest)
     angles = torch.arange(max_len, dtype=torch.float32)[:, None] * frequencies
     factor = rope.attention_factor
-    if rope.long_attention_factor is not None and max_len > rope.original_len:
+    if rope.long_attention_factor is not None and longest > rope.original_len:
         factor = rope.long_attention_factor
     table = torch.cat([angles.cos(), angles.sin()], dim=1) * factor
     return table.to(device)
