@@ -44,9 +44,9 @@ Ended = dict[str, Any]
 """result: numbers by place, or error: type and text; under the simulation also findings and unproven."""
 
 
-def module_of(name: str) -> ModuleType | None:
+def module_of(name: str, folder: Path = FOLDER) -> ModuleType | None:
     """A file of programs; None if a package that it imports is missing."""
-    spec = importlib.util.spec_from_file_location(f"syncs_sweep_{name}", FOLDER / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"syncs_sweep_{name}", folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -58,9 +58,9 @@ def module_of(name: str) -> ModuleType | None:
     return module
 
 
-def programs(name: str) -> dict[str, Program]:
+def programs(name: str, folder: Path = FOLDER) -> dict[str, Program]:
     """Of one file: name -> program."""
-    module, found = module_of(name), dict[str, Program]()
+    module, found = module_of(name, folder), dict[str, Program]()
     for key, value in vars(module).items() if module is not None else ():
         if not inspect.isfunction(value) or value.__module__ != f"syncs_sweep_{name}" or key.startswith("_"):
             continue
