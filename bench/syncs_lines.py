@@ -1,4 +1,4 @@
-"""Programs whose lines are labelled (tests/syncs/published), each run under the simulation: which lines it names.
+"""Programs whose lines are labelled (bench/programs/syncs_published), each run under the simulation: which lines it names.
 
     python -m bench.syncs_lines [--only WORD ...] [--json OUT.json]
 
@@ -21,7 +21,7 @@ import torch
 
 from bench import syncs_sweep
 
-FOLDER = Path(__file__).parents[1] / "tests" / "syncs" / "published"
+FOLDER = Path(__file__).parent / "programs" / "syncs_published"
 MARK = "  # waits"
 Line = tuple[str, int]
 """File name and line number."""
@@ -80,7 +80,9 @@ def report(lines: list[dict[str, Any]], names: Iterable[str], folder: Path = FOL
         for line, waiting in labels(folder).items()
         if waiting and line[0] in files and (whole or inside.get(line) in own)
     ]
-    found = [(each["file"], each["line"]) for line in lines for each in line["findings"]]
+    own_reads = Path(syncs_sweep.__file__).name  # of results, when a program has ended
+    named = [(each["file"], each["line"]) for line in lines for each in line["findings"]]
+    found = [place for place in named if place[0] != own_reads]
     made = score(found, waits)
     for key in ("missed", "false_alarms"):
         made[key] = [f"{file}:{number} {inside.get((file, number), '')}" for file, number in made[key]]

@@ -234,10 +234,6 @@ def sweep(wanted: dict[str, Program], workers: int = 1) -> list[dict[str, Any]]:
 EXPECTED = {
     "training/swa": ("crash", "torch's own average of buffers raises on CUDA, where it takes addcdiv of integers"),
     "libraries/pictures_transformed": ("differs", "torchvision resizes bytes in floats, but on the CPU in bytes"),
-    "functional/derivatives": ("differs", "torch.func.linearize folds what it takes for constants"),
-    "functional/jagged_from_values": ("crash", "attention over jagged tensors is not served"),
-    "language/trl_losses": ("crash", "a Triton kernel"),
-    "language/trl_trainer:SFTTrainer": ("crash", "a Triton kernel"),
 }
 """Programs that end otherwise under the simulation, and why: as on a card, or not served (docs/syncs.md)."""
 LOADED = (

@@ -13,11 +13,13 @@ import torch
 import torch.export
 import torch.utils.dlpack
 from torch._subclasses import fake_tensor
+from torch.fx.experimental import proxy_tensor
+from torch.nested._internal import ops as nested_ops
 from torch.optim import optimizer
 from torch.utils import _device, _foreach_utils
 
 from headway.syncs.findings import Kind
-from headway.syncs.sim import backend, calls, distributed, loading, subclasses, whole
+from headway.syncs.sim import backend, calls, distributed, jagged, kernels, loading, subclasses, whole
 from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
 from headway.syncs.sim.tensor import COUNT, TAPE, SimTensor
@@ -375,8 +377,11 @@ def fake_cuda(report: Report) -> Iterator[None]:
             torch.utils.dlpack,
             {name: calls.handed_over(getattr(torch.utils.dlpack, name)) for name in ("from_dlpack", "to_dlpack")},
         ),
+        (nested_ops, {"jagged_scaled_dot_product_attention": jagged.attention}),
         (torch.nested, {"nested_tensor": whole.nested(torch.nested.nested_tensor)}),
         (torch.overrides, {"has_torch_function": calls.overridden}),
+        # What tracers take as it is; others' tensors they would take apart, and note their values as constants.
+        (proxy_tensor, {"HANDLED_TYPES": (*proxy_tensor.HANDLED_TYPES, SimTensor)}),
         (fake_tensor, {"init_gpu_context": _constant(None)}),  # below all modes it would ask for a true card
         (torch.autograd, {"_engine_run_backward": calls.watched_engine(torch.autograd._engine_run_backward)}),  # type: ignore[attr-defined]
         # Builds for CUDA would flatten the weights of recurrent networks by an operation that only cuDNN has; it never waits.
@@ -404,4 +409,5 @@ def fake_cuda(report: Report) -> Iterator[None]:
             setattr(tensor, name, method)
             undo.callback(delattr, tensor, name)
         undo.enter_context(subclasses.served())
+        undo.enter_context(kernels.served(report))
         yield

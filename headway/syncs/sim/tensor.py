@@ -30,6 +30,21 @@ COMPRESSED: Final = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_
 _CUDA_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 _EAGER: Final = torch._C.DispatchKey.CompositeExplicitAutograd
+TORCHS: Final = frozenset(
+    [
+        "aten",
+        "prim",
+        "prims",
+        "quantized",
+        "quantized_decomposed",
+        "c10d",
+        "c10d_functional",
+        "symm_mem",
+        "fsdp",
+        "inductor",
+    ]
+)
+"""Namespaces of operations that torch brings; what it writes in Python for CUDA is no line of the program's."""
 ROOM: Final = 2**50
 """Bytes that the C++ side of a tensor, which holds nothing, believes to have: resize_ may ask for any size."""
 
@@ -259,8 +274,7 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = (values[0], [_mask(part) for part in values[1]], *values[2:])
     there = made_there or device is None
     if _programs_own(func):
-        with Dispatch():  # type: ignore[no-untyped-call]
-            return func.redispatch(_CUDA_KEYS, *args, **kwargs)
+        return _as_the_program_says(func, args, kwargs)
     if made_there:
         named["device"] = _CPU
     named.pop("pin_memory", None)
@@ -319,11 +333,27 @@ def _runner(func: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _programs_own(func: Any) -> bool:
-    """Whether the program itself gave the operation a kernel for CUDA, in Python, and none that the CPU can take."""
-    if func.namespace == "aten":
+    """Whether the program itself wrote, in Python, what the operation does on CUDA, where it may wait."""
+    if func.namespace in TORCHS or func.namespace.startswith("_"):
         return False
     has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
-    return has(name, "CUDA") and not has(name, "CPU") and not has(name, "CompositeExplicitAutograd")
+    if has(name, "CUDA") and not has(name, "CPU") and not has(name, "CompositeExplicitAutograd"):
+        return True
+    place = f"{func.namespace}/{name.partition('::')[2]}"
+    key = "CUDA" if has(name, "CUDA") else "CompositeExplicitAutograd"
+    return f"{place}/{key}" in torch.library._impls
+
+
+def _as_the_program_says(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation by the program's own implementation, whose lines are lines of the program's."""
+    from headway.syncs.sim.calls import Functions  # which needs this module
+
+    before, CALLS.open = CALLS.open, []
+    try:
+        with Functions(), Dispatch():  # type: ignore[no-untyped-call]
+            return func.redispatch(_CUDA_KEYS, *args, **kwargs)
+    finally:
+        CALLS.open = before
 
 
 def _wrap(value: Any, known: dict[int, SimTensor]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from typing import Any
@@ -49,7 +50,7 @@ def steps_taken_with_numbers_of_the_host(device: str) -> Any:
 def heun_sampler_over_device_levels(device: str) -> Any:
     levels = torch.cat([torch.linspace(2.0, 0.1, 4, device=device), torch.zeros(1, device=device)])
     x = levels[0] * torch.randn(2, 3, device=device)
-    for here, there in zip(levels[:-1], levels[1:]):
+    for here, there in itertools.pairwise(levels):
         slope = x / (1 + here**2)
         ahead = x + (there - here) * slope
         if there > 0:  # waits

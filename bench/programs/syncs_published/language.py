@@ -101,7 +101,8 @@ def experts_sorted_with_counts_on_the_host(device: str) -> Any:
 
 def beams_searched_until_done(device: str) -> Any:
     table, beams = torch.randn(6, 6, device=device).log_softmax(-1), torch.zeros(3, 1, dtype=torch.long, device=device)
-    scores, done = torch.tensor([0.0, -1e9, -1e9], device=device), torch.zeros(3, dtype=torch.bool, device=device)  # waits
+    scores = torch.tensor([0.0, -1e9, -1e9], device=device)  # waits
+    done = torch.zeros(3, dtype=torch.bool, device=device)
     while not done.all() and beams.shape[1] < 6:  # waits
         grown = scores[:, None] + table[beams[:, -1]].masked_fill(done[:, None], 0.0)
         scores, flat = grown.flatten().topk(3)
@@ -147,14 +148,22 @@ def places_turned_by_complex_numbers(device: str) -> Any:
 
 def attention_by_blocks_with_a_running_maximum(device: str) -> Any:
     q, k, v = torch.randn(3, 2, 8, 4, device=device)
-    most, sums, made = torch.full((2, 8, 1), -1e9, device=device), torch.zeros(2, 8, 1, device=device), torch.zeros_like(q)
+    most, sums, made = (
+        torch.full((2, 8, 1), -1e9, device=device),
+        torch.zeros(2, 8, 1, device=device),
+        torch.zeros_like(q),
+    )
     for begin in range(0, 8, 4):
         scores = q @ k[:, begin : begin + 4].transpose(1, 2) / 2
         ahead = torch.arange(begin, begin + 4, device=device) > torch.arange(8, device=device)[:, None]
         scores = scores.masked_fill(ahead, -1e9)
         fresh = torch.maximum(most, scores.amax(-1, keepdim=True))
         weight, fade = (scores - fresh).exp(), (most - fresh).exp()
-        sums, made, most = sums * fade + weight.sum(-1, keepdim=True), made * fade + weight @ v[:, begin : begin + 4], fresh
+        sums, made, most = (
+            sums * fade + weight.sum(-1, keepdim=True),
+            made * fade + weight @ v[:, begin : begin + 4],
+            fresh,
+        )
     return made / sums, F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
@@ -186,7 +195,10 @@ def loss_over_a_vocabulary_in_pieces(device: str) -> Any:
 
 
 def nearest_texts(device: str) -> Any:
-    store, asked = F.normalize(torch.randn(20, 4, device=device), dim=1), F.normalize(torch.randn(2, 4, device=device), dim=1)
+    store, asked = (
+        F.normalize(torch.randn(20, 4, device=device), dim=1),
+        F.normalize(torch.randn(2, 4, device=device), dim=1),
+    )
     scores, places = (asked @ store.T).topk(3)
     texts = [[f"text {place}" for place in row] for row in places.tolist()]  # waits
     return texts, scores

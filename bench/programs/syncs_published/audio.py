@@ -144,7 +144,8 @@ def speakers_by_attentive_statistics(device: str) -> Any:
 
 def margin_loss_over_speakers(device: str) -> Any:
     voice = F.normalize(torch.randn(4, 6, device=device), dim=-1).requires_grad_()
-    centres, who = F.normalize(torch.randn(3, 6, device=device), dim=-1), torch.tensor([0, 1, 2, 1], device=device)  # waits
+    centres = F.normalize(torch.randn(3, 6, device=device), dim=-1)
+    who = torch.tensor([0, 1, 2, 1], device=device)  # waits
     cosine = voice @ centres.T
     angle = cosine.clamp(-1 + 1e-6, 1 - 1e-6).acos()
     target = torch.zeros_like(cosine).scatter(1, who[:, None], 1.0)

@@ -77,7 +77,10 @@ class _LearnedStep(torch.autograd.Function):
 
 
 def step_of_the_quantiser_learned(device: str) -> Any:
-    x, step = torch.randn(5, 4, device=device, requires_grad=True), torch.full((), 0.3, device=device, requires_grad=True)
+    x, step = (
+        torch.randn(5, 4, device=device, requires_grad=True),
+        torch.full((), 0.3, device=device, requires_grad=True),
+    )
     _LearnedStep.apply(x, step, 7).square().sum().backward()  # type: ignore[no-untyped-call]
     return x.grad, step.grad
 
@@ -85,6 +88,7 @@ def step_of_the_quantiser_learned(device: str) -> Any:
 def codebook_of_weights(device: str) -> Any:
     points, revived = torch.randn(40, 2, device=device), 0
     centres = points[:5].clone()
+    centres[4] += 100.0  # nobody's, so that the last branch is taken
     for _ in range(3):
         near = torch.cdist(points, centres).argmin(1)
         counts = torch.zeros(5, device=device).index_add_(0, near, torch.ones(40, device=device))
@@ -121,7 +125,7 @@ def ranges_gathered_by_hooks(device: str) -> Any:
     ranges: dict[str, torch.Tensor] = {}
 
     def note(name: str) -> Any:
-        def hook(module: nn.Module, given: Any, made: torch.Tensor) -> None:
+        def hook(_module: nn.Module, _given: Any, made: torch.Tensor) -> None:
             most = made.detach().abs().amax(0)
             ranges[name] = torch.maximum(ranges[name], most) if name in ranges else most
 

@@ -106,7 +106,11 @@ def rectangles_pasted(device: str) -> Any:
 
 
 def codebook_with_moving_averages(device: str) -> Any:
-    codes, counts, sums = torch.randn(6, 4, device=device), torch.ones(6, device=device), torch.randn(6, 4, device=device)
+    codes, counts, sums = (
+        torch.randn(6, 4, device=device),
+        torch.ones(6, device=device),
+        torch.randn(6, 4, device=device),
+    )
     usage = []
     for _ in range(2):
         x = torch.randn(10, 4, device=device, requires_grad=True)
@@ -128,7 +132,7 @@ def regions_that_decide(device: str) -> Any:
     maps: list[torch.Tensor] = []
     slopes: list[torch.Tensor] = []
 
-    def keep(module: nn.Module, given: Any, made: torch.Tensor) -> None:
+    def keep(_module: nn.Module, _given: Any, made: torch.Tensor) -> None:
         maps.append(made)
         made.register_hook(slopes.append)
 
@@ -186,7 +190,9 @@ def style_and_smoothness(device: str) -> Any:
     goal, optimizer = torch.randn(3, 3, device=device), torch.optim.Adam([picture], lr=0.05)
     for _ in range(2):
         flat = picture.flatten(2)[0]
-        rough = (picture[..., 1:] - picture[..., :-1]).abs().mean() + (picture[:, :, 1:] - picture[:, :, :-1]).abs().mean()
+        rough = (picture[..., 1:] - picture[..., :-1]).abs().mean() + (
+            picture[:, :, 1:] - picture[:, :, :-1]
+        ).abs().mean()
         loss = (flat @ flat.T / 36 - goal).square().sum() + rough
         optimizer.zero_grad()
         loss.backward()
@@ -197,7 +203,9 @@ def style_and_smoothness(device: str) -> Any:
 
 def pictures_warped_by_a_flow(device: str) -> Any:
     picture, flow = torch.rand(1, 2, 5, 5, device=device), torch.randn(1, 5, 5, 2, device=device) * 0.1
-    rows, columns = torch.meshgrid(torch.linspace(-1, 1, 5, device=device), torch.linspace(-1, 1, 5, device=device), indexing="ij")
+    rows, columns = torch.meshgrid(
+        torch.linspace(-1, 1, 5, device=device), torch.linspace(-1, 1, 5, device=device), indexing="ij"
+    )
     grid = torch.stack([columns, rows], -1)[None] + flow
     warped = F.grid_sample(picture, grid, align_corners=True)
     seen = (grid.abs() <= 1).all(-1, keepdim=True).permute(0, 3, 1, 2)
@@ -215,7 +223,10 @@ def joints_from_heat(device: str) -> Any:
 
 def scenes_with_rare_classes(device: str) -> Any:
     weights = torch.tensor([0.5, 2.0, 1.0]).to(device)  # waits
-    logits, labels = torch.randn(2, 3, 4, 4, device=device, requires_grad=True), torch.randint(0, 3, (2, 4, 4), device=device)
+    logits, labels = (
+        torch.randn(2, 3, 4, 4, device=device, requires_grad=True),
+        torch.randint(0, 3, (2, 4, 4), device=device),
+    )
     labels[:, 0] = 255
     F.cross_entropy(logits, labels, weight=weights, ignore_index=255).backward()
     return logits.grad
@@ -233,7 +244,9 @@ def windows_that_shift(device: str) -> Any:
     x = torch.randn(1, 4, 4, 6, device=device)
     turned = x.roll((-1, -1), (1, 2)).view(1, 2, 2, 2, 2, 6).transpose(2, 3).reshape(-1, 4, 6)
     number = torch.zeros(1, 4, 4, 1, device=device)
-    for count, (rows, columns) in enumerate((a, b) for a in (slice(0, 3), slice(3, 4)) for b in (slice(0, 3), slice(3, 4))):
+    for count, (rows, columns) in enumerate(
+        (a, b) for a in (slice(0, 3), slice(3, 4)) for b in (slice(0, 3), slice(3, 4))
+    ):
         number[:, rows, columns] = count
     parts = number.view(1, 2, 2, 2, 2, 1).transpose(2, 3).reshape(-1, 4)
     mask = torch.zeros(4, 4, 4, device=device).masked_fill(parts[:, None] != parts[:, :, None], -100.0)

@@ -97,7 +97,9 @@ def edges_kept_once(device: str) -> Any:
 
 def walks_over_rows_of_equal_degree(device: str) -> Any:
     rows = torch.arange(0, 13, 2, device=device)
-    column = torch.stack([(torch.arange(6, device=device) + 1) % 6, (torch.arange(6, device=device) + 2) % 6], 1).view(-1)
+    column = torch.stack([(torch.arange(6, device=device) + 1) % 6, (torch.arange(6, device=device) + 2) % 6], 1).view(
+        -1
+    )
     here, path = torch.arange(6, device=device), []
     for _ in range(3):
         degree = rows[here + 1] - rows[here]

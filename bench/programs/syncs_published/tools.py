@@ -179,7 +179,11 @@ def rate_warmed_and_cooled(device: str) -> Any:
 
 
 def private_gradients(device: str) -> Any:
-    layer, x, y = nn.Linear(3, 2, device=device), torch.randn(5, 3, device=device), torch.randint(0, 2, (5,), device=device)
+    layer, x, y = (
+        nn.Linear(3, 2, device=device),
+        torch.randn(5, 3, device=device),
+        torch.randint(0, 2, (5,), device=device),
+    )
     weights = {name: value.detach() for name, value in layer.named_parameters()}
 
     def loss(given: Any, row: torch.Tensor, label: torch.Tensor) -> torch.Tensor:
@@ -278,7 +282,7 @@ def norms_of_gradients_by_layer(device: str) -> Any:
 def activations_watched_for_nan(device: str) -> Any:
     model = nn.Sequential(nn.Linear(3, 4, device=device), nn.ReLU())
 
-    def check(module: nn.Module, given: Any, made: torch.Tensor) -> None:
+    def check(_module: nn.Module, _given: Any, made: torch.Tensor) -> None:
         if torch.isnan(made).any():  # waits
             raise ValueError("not a number")
 
@@ -300,10 +304,10 @@ def buckets_of_gradients(device: str) -> Any:
     model = nn.Sequential(nn.Linear(3, 4, device=device), nn.Linear(4, 2, device=device))
     model(torch.randn(5, 3, device=device)).sum().backward()
     grads = [p.grad for p in model.parameters()]
-    flat = torch._utils._flatten_dense_tensors(grads)
+    flat = torch.cat([grad.flatten() for grad in grads])
     flat.div_(2)
-    for grad, part in zip(grads, torch._utils._unflatten_dense_tensors(flat, grads)):
-        grad.copy_(part)
+    for grad, part in zip(grads, flat.split([grad.numel() for grad in grads])):
+        grad.copy_(part.view_as(grad))
     return [grad.sum() for grad in grads]
 
 
@@ -409,7 +413,7 @@ def answers_read_one_step_late(device: str) -> Any:
 
 def model_of_several_places(device: str) -> Any:
     with torch.device(device):
-        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+        model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))  # waits
         x = torch.randn(5, 3)
     model(x).sum().backward()
     copied = copy.deepcopy(model).to("cpu")  # waits
