@@ -1,6 +1,7 @@
 """Programs whose lines are labelled (bench/programs/syncs_published), each run under the simulation: which lines it names.
 
     python -m bench.syncs_lines [--only WORD ...] [--json OUT.json]
+    python -m bench.syncs_lines --card       # the same on a card, by the live guard and CUPTI: it judges the marks
 
 A line that waits on a card ends in ``# waits``; no other line of those files waits. Precision and recall count lines: a
 program that died has named the lines until then, and no more. Each program also runs on the CPU, with the same seed, and
@@ -47,6 +48,12 @@ def owners(folder: Path = FOLDER) -> dict[Line, str]:
     }
 
 
+def programs_of(path: Path) -> list[str]:
+    """The names of a file's programs, without running it."""
+    functions = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.FunctionDef)]
+    return [each.name for each in functions if [arg.arg for arg in each.args.args] == ["device"]]
+
+
 def chosen(only: list[str], folder: Path = FOLDER) -> dict[str, syncs_sweep.Program]:
     """file/name -> program, of those whose name holds one of ``only``; all, if none is asked for."""
     found = {
@@ -72,13 +79,13 @@ def score(found: Iterable[Line], waits: Iterable[Line]) -> dict[str, Any]:
 
 def report(lines: list[dict[str, Any]], names: Iterable[str], folder: Path = FOLDER) -> dict[str, Any]:
     """The score of ``lines``, what the sweep says of the programs ``names``."""
-    inside, own = owners(folder), {name.partition("/")[2] for name in names}
-    files = {f"{name.partition('/')[0]}.py" for name in names}
-    whole = len(own) == len(chosen([], folder))
+    inside = owners(folder)
+    ran = {(f"{name.partition('/')[0]}.py", name.partition("/")[2]) for name in names}
+    left_out = {(path.name, name) for path in folder.glob("*.py") for name in programs_of(path)} - ran
     waits = [
         line
         for line, waiting in labels(folder).items()
-        if waiting and line[0] in files and (whole or inside.get(line) in own)
+        if waiting and (line[0], inside.get(line)) not in left_out and line[0] in {file for file, _ in ran}
     ]
     own_reads = Path(syncs_sweep.__file__).name  # of results, when a program has ended
     named = [(each["file"], each["line"]) for line in lines for each in line["findings"]]
@@ -98,9 +105,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", default=[])
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--card", action="store_true")
     given = parser.parse_args()
     wanted = chosen(given.only)
-    lines = syncs_sweep.sweep(wanted)
+    lines = syncs_sweep.sweep(wanted, how=syncs_sweep.CARD if given.card else syncs_sweep.SIMULATED)
     made = report(lines, wanted)
     print(json.dumps(made, indent=1))
     if given.json:

@@ -45,7 +45,7 @@ def _rows_above(x: torch.Tensor, least: float) -> torch.Tensor:
 
 
 @_rows_above.register_fake
-def _(x: torch.Tensor, least: float) -> torch.Tensor:
+def _(x: torch.Tensor, least: float) -> torch.Tensor:  # noqa: ARG001
     return x.new_empty(torch.library.get_ctx().new_dynamic_size(), x.shape[1])
 
 
@@ -154,7 +154,7 @@ def checkpoints_that_keep_some_results(device: str) -> Any:
 
     layer, x = nn.Linear(3, 3, device=device), torch.randn(4, 3, device=device, requires_grad=True)
 
-    def policy(ctx: Any, op: Any, *args: Any, **kwargs: Any) -> Any:
+    def policy(_ctx: Any, op: Any, *_: Any, **__: Any) -> Any:
         return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.addmm.default else CheckpointPolicy.PREFER_RECOMPUTE
 
     made = checkpoint(
@@ -303,7 +303,7 @@ def gradients_scaled_as_they_arrive(device: str) -> Any:
 def step_compiled_with_a_backend(device: str) -> Any:
     seen: list[int] = []
 
-    def backend(graph: Any, inputs: Any) -> Any:
+    def backend(graph: Any, _inputs: Any) -> Any:
         seen.append(len(graph.graph.nodes))
         return graph.forward
 
@@ -318,7 +318,7 @@ def attention_by_a_score_function(device: str) -> Any:
 
     q, k, v = torch.randn(3, 1, 2, 16, 8, device=device)
     mask = create_block_mask(lambda b, h, i, j: i >= j, 1, 1, 16, 16, device=device, BLOCK_SIZE=16)
-    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score - 0.1 * (i - j), block_mask=mask)
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score - 0.1 * (i - j), block_mask=mask)  # waits
 
 
 def attention_over_rows_of_many_lengths(device: str) -> Any:
@@ -348,7 +348,8 @@ def complex_weights(device: str) -> Any:
 
 def masked_numbers(device: str) -> Any:
     x, mask = torch.randn(4, 5, device=device), torch.rand(4, 5, device=device) > 0.3
-    return torch.masked.softmax(x, 1, mask=mask), torch.masked.mean(x, 1, mask=mask), torch.masked.amax(x, 1, mask=mask)
+    softened = torch.masked.softmax(x, 1, mask=mask)  # waits
+    return softened, torch.masked.mean(x, 1, mask=mask), torch.masked.amax(x, 1, mask=mask)  # waits
 
 
 def batch_norm_folded(device: str) -> Any:
@@ -364,7 +365,7 @@ def averages_with_buffers(device: str) -> Any:
     for _ in range(3):
         with torch.no_grad():
             model[0].weight += 0.1
-        averaged.update_parameters(model)
+        averaged.update_parameters(model)  # waits
     return averaged.module[0].weight
 
 

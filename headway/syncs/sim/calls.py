@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -35,7 +36,7 @@ class Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is torch.Tensor.backward or func is torch.autograd.backward:
             return func(*args, **(kwargs or {}))  # each wait inside is told by its own line
-        call = SimCall(label_of(func))
+        call = SimCall(label_of(func), sys._getframe(1))
         CALLS.open.append(call)
         try:
             result = _serve(func, name, args, dict(kwargs or {}))

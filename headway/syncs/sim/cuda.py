@@ -139,9 +139,14 @@ def _set_seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed) % 2**63)
 
 
-def _graphed(callables: Any, *_: Any, **__: Any) -> Any:
-    """torch.cuda.make_graphed_callables: what it would replay runs as it is."""
-    return callables
+def _graphed(report: Report) -> Callable[..., Any]:
+    """torch.cuda.make_graphed_callables: what it would replay runs as it is; before it captures, it waits."""
+
+    def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
+        report(Kind.DEVICE, "torch.cuda.make_graphed_callables")
+        return callables
+
+    return make_graphed_callables
 
 
 @contextlib.contextmanager
@@ -194,9 +199,9 @@ def _cuda(report: Report) -> dict[str, Any]:
         "synchronize": synchronize,
         "empty_cache": _empty_cache(report),
         "CUDAGraph": SimGraph,
-        "graph": Capture,
+        "graph": type("graph", (Capture,), {"report": staticmethod(report)}),
         "graph_pool_handle": _constant((0, 0)),
-        "make_graphed_callables": _graphed,
+        "make_graphed_callables": _graphed(report),
         "MemPool": _Device,
         "use_mem_pool": _nothing,
         "device": _Device,
