@@ -19,7 +19,8 @@ from headway.syncs.probes import Counted, Sink
 from headway.syncs.sim import autocast, backend
 from headway.syncs.sim.calls import Functions
 from headway.syncs.sim.cuda import fake_cuda
-from headway.syncs.sim.tensor import Dispatch, SimTensor, execute, report
+from headway.syncs.sim.flags import report
+from headway.syncs.sim.tensor import Dispatch, SimTensor, execute
 
 __all__ = ["SimTensor", "SimulationProbe"]
 

@@ -14,10 +14,11 @@ from torch.utils._pytree import tree_map_only
 from headway.syncs.calls import CALLS, label_of
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend, whole
+from headway.syncs.sim.flags import SimCall, flag, report
 from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import LATE
 from headway.syncs.sim.subclasses import move, without_shape
-from headway.syncs.sim.tensor import SimCall, SimTensor, flag, is_there, report
+from headway.syncs.sim.tensor import SimTensor, is_there
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 BUILDERS: Final = frozenset({"tensor", "as_tensor", "asarray"})

@@ -11,12 +11,13 @@ from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+from torch.backends.cuda import SDPAParams
 from torch.nested._internal import sdpa
 from torch.nested._internal.nested_tensor import nested_view_from_values_offsets_lengths
 
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend
-from headway.syncs.sim.tensor import flag
+from headway.syncs.sim.flags import flag
 
 _REAL: Final = sdpa.jagged_scaled_dot_product_attention
 _ALIGNED: Final = {torch.float32: 4, torch.float16: 8, torch.bfloat16: 8}
@@ -50,7 +51,7 @@ def attention(
             "the simulation does not serve attention over jagged tensors with a mask, grouped heads, or lengths beside "
             "offsets: run on a GPU, without --simulate"
         )
-    params = sdpa.SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    params = SDPAParams(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
     if not _has_kernel(query, value, params):
         if not torch.backends.cuda.math_sdp_enabled() or not sdpa._can_use_math_sdpa_jagged(params):
             raise RuntimeError("No viable backend for scaled_dot_product_attention was found.")
@@ -59,7 +60,8 @@ def attention(
     mask = _own_row(q, borders)[:, None] == _own_row(k, other_borders)
     if is_causal:
         mask = mask & (_place(q, borders)[:, None] >= _place(k, other_borders))
-    made = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (q, k, v)), mask, dropout_p, scale=scale)
+    q, k, v = (part.transpose(0, 1) for part in (q, k, v))
+    made = F.scaled_dot_product_attention(q, k, v, mask, dropout_p, scale=scale)
     return nested_view_from_values_offsets_lengths(made.transpose(0, 1), **info).transpose(1, 2)
 
 

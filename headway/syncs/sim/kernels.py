@@ -77,7 +77,7 @@ def _values(value: Any, place: int) -> Any:
         return value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return dataclasses.replace(value, base=base.held)
-    return type(value)(base.held, value.dtype)  # type: ignore[call-arg]
+    return type(value)(base.held, value.dtype)
 
 
 def _launch(interpreter: Any) -> Callable[..., Any]:

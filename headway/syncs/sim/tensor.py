@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import sys
 import threading
-import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any, Final, Self
 
 import torch
@@ -16,12 +13,11 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headway.syncs.calls import CALLS, Call
-from headway.syncs.findings import Kind, Wait
-from headway.syncs.frames import is_installed, is_users, locate, within
-from headway.syncs.regions import judge, wanted
+from headway.syncs.calls import CALLS
+from headway.syncs.findings import Kind
 from headway.syncs.sim import backend
 from headway.syncs.sim.cells import CELLS, WIDER, widened
+from headway.syncs.sim.flags import flag
 from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import COPIES, INDEXING, copy_wait, wait_of
 
@@ -201,46 +197,6 @@ class Tape(threading.local):
 
 
 TAPE: Final = Tape()
-
-
-class SimCall(Call):
-    """One call of the user's into torch, the frame that it is made in, and the first wait seen inside it."""
-
-    __slots__ = ("frame", "kind")
-
-    def __init__(self, label: str, frame: FrameType | None) -> None:
-        super().__init__(label)
-        self.frame = frame
-        self.kind: Kind | None = None
-
-
-def flag(kind: Kind, label: str) -> None:
-    """A wait: on the user's call under way on this thread, or by itself, on the line of a hook that the call came to."""
-    call = CALLS.outermost
-    if isinstance(call, SimCall) and not _in_a_hook(call):
-        call.kind = call.kind or kind
-        return
-    report(kind, label)
-
-
-def _in_a_hook(call: SimCall) -> bool:
-    """Whether torch has called the program back: lines of its own stand between the call and this frame."""
-    frame = sys._getframe(2)
-    while frame.f_back is not None and frame is not call.frame:
-        file = frame.f_code.co_filename
-        if is_users(file) and not is_installed(file):
-            return True
-        frame = frame.f_back
-    return False
-
-
-def report(kind: Kind, label: str) -> None:
-    """Send a wait to whoever watches this thread."""
-    if wanted():
-        site, stack = locate()
-        name = threading.current_thread().name
-        now = time.perf_counter_ns()
-        judge(Wait(site, kind, label, None, now, name, "simulation", None, stack, within=within()))
 
 
 def is_there(device: Any) -> bool:
