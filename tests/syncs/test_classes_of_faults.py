@@ -160,6 +160,7 @@ def test_a_programs_operations_are_watched_inside() -> None:
     with syncs.record(probes=PROBES) as log:
         made, other = scaled(x), torch.ops.syncs_faults.either(x.detach())
     assert made.tolist() == [4.0, 4.0] and other.tolist() == [8.0, 8.0]
+    assert {finding.call for finding in log.findings} == {"Tensor.item"}
     lines = sorted((finding.site.function.rpartition(".")[2], finding.site.line) for finding in log.findings)
     first = test_a_programs_operations_are_watched_inside.__code__.co_firstlineno
     assert lines == [("<lambda>", first + 3), ("scaled", first + 8)]
@@ -193,6 +194,9 @@ def test_attention_over_jagged_rows(dtype: torch.dtype, kernel: bool) -> None:
 
     assert kinds(lambda: attend(False)) == ["read"]
     assert kinds(lambda: attend(False)) == ([] if kernel else ["read"])
+    told = torch.nested.nested_tensor_from_jagged(values, q.offsets(), min_seqlen=2, max_seqlen=3).transpose(1, 2)
+    known = kinds(lambda: nn.functional.scaled_dot_product_attention(told, told, told))
+    assert known == ([] if kernel else ["read"])
     torch.testing.assert_close(attend(False), row_by_row(False))
     grads = torch.autograd.grad(attend(False).square().sum(), values)[0]
     torch.testing.assert_close(grads, torch.autograd.grad(row_by_row(False).square().sum(), values)[0])

@@ -91,7 +91,7 @@ numbered[(1,)](torch.full((16,), 2.5, device="cuda").bfloat16(), whole, BLOCK=16
 assert whole.tolist() == list(range(2, 18))  # read
 v, w = torch.randn(16, device="cuda"), torch.zeros(16, device="cuda")
 graph = torch.cuda.CUDAGraph()
-with torch.cuda.graph(graph):
+with torch.cuda.graph(graph):  # device
     squashed[(1,)](v, w, BLOCK=16)
 v.fill_(0.5)
 graph.replay()

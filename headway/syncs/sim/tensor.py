@@ -13,7 +13,6 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headway.syncs.calls import CALLS
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend
 from headway.syncs.sim.cells import CELLS, WIDER, widened
@@ -318,12 +317,8 @@ def _as_the_program_says(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any
     """An operation by the program's own implementation, whose lines are lines of the program's."""
     from headway.syncs.sim.calls import Functions  # which needs this module
 
-    before, CALLS.open = CALLS.open, []
-    try:
-        with Functions(), Dispatch():  # type: ignore[no-untyped-call]
-            return func.redispatch(_CUDA_KEYS, *args, **kwargs)
-    finally:
-        CALLS.open = before
+    with Functions(), Dispatch():  # type: ignore[no-untyped-call]
+        return func.redispatch(_CUDA_KEYS, *args, **kwargs)
 
 
 def _wrap(value: Any, known: dict[int, SimTensor]) -> Any:
