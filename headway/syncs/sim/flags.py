@@ -26,10 +26,10 @@ class SimCall(Call):
 
 def flag(kind: Kind, label: str) -> None:
     """A wait: on the user's call under way on this thread, or by itself, on the line of a hook that the call came to."""
-    call = CALLS.outermost
-    if isinstance(call, SimCall) and not _in_a_hook(call):
-        call.kind = call.kind or kind
-        return
+    for call in CALLS.open:
+        if isinstance(call, SimCall) and not _in_a_hook(call):
+            call.kind = call.kind or kind
+            return
     report(kind, label)
 
 
