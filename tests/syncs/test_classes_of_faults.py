@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from headway import syncs
+from headway.syncs.sim import cells, tensor
 from headway.syncs.simulate import SimTensor, SimulationProbe
 
 pytestmark = [
@@ -109,6 +110,10 @@ def test_operations_take_the_dtypes_of_cuda() -> None:
     out = torch.nn.functional.avg_pool3d(x, 2)
     out.sum().backward()
     assert out.dtype is torch.bfloat16 and x.grad is not None and x.grad.dtype is torch.bfloat16
+    one = torch.ones(2, device="cuda", requires_grad=True)
+    torch.digamma(one).sum().backward()  # by polygamma, whose first argument is a number
+    assert one.grad is not None and one.grad.tolist() == pytest.approx([torch.pi**2 / 6] * 2)
+    assert torch.polygamma(1, one.detach().half()).dtype is torch.float16
 
 
 def test_gradients_pass_through_compressed_rows() -> None:
@@ -144,6 +149,23 @@ def test_the_encoders_fast_path_is_taken() -> None:
         made = model.cuda()(x.cuda(), src_key_padding_mask=pad.cuda())
     torch.testing.assert_close(made.cpu(), expected)
     assert made[0, 2].abs().sum().item() == 0
+
+
+def test_an_error_inside_a_backward_pass_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise ValueError("on purpose")
+
+    monkeypatch.setitem(cells.CELLS, "special_i1", refuse)
+    tensor._runner.cache_clear()
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    made = torch.special.i0(x).sum()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="on purpose"):
+            made.backward(retain_graph=True)
+    monkeypatch.undo()
+    tensor._runner.cache_clear()
+    made.backward()
+    assert x.grad is not None
 
 
 def test_a_programs_operations_are_watched_inside() -> None:

@@ -74,8 +74,15 @@ def watched_engine(real: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(real)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with Functions():
-            return real(*args, **kwargs)
+        backend.ASTRAY.error = None
+        try:
+            with Functions():
+                return real(*args, **kwargs)
+        except SystemError:
+            error, backend.ASTRAY.error = backend.ASTRAY.error, None
+            if error is None:
+                raise
+            raise error from None
 
     return run
 

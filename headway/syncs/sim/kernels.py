@@ -22,7 +22,6 @@ import torch
 
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend
-from headway.syncs.sim.interpreter import mended
 from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.streams import Report
 from headway.syncs.sim.tensor import TAPE, SimTensor
@@ -193,6 +192,8 @@ class _Driver:
 
 def _put(undo: contextlib.ExitStack, report: Report) -> None:
     """Replace what launches kernels, until ``undo`` closes."""
+    from headway.syncs.sim.interpreter import mended  # which needs numpy, as Triton's interpreter does
+
     jit, tuner, driver = (importlib.import_module(f"triton.runtime.{name}") for name in ("jit", "autotuner", "driver"))
     interpreter = mended(undo)
     run = _launch(interpreter)
