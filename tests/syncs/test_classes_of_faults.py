@@ -203,7 +203,7 @@ def test_a_traced_function_keeps_its_constants_and_its_arguments_apart() -> None
 def test_attention_over_jagged_rows(dtype: torch.dtype, kernel: bool) -> None:
     """The longest and the shortest row are read once a batch; where a card has no kernel, every length, and each time."""
     values = torch.randn(7, 2, 8, dtype=dtype, device="cuda", requires_grad=True)
-    q = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 5, 7], device="cuda")).transpose(1, 2)
+    q: Any = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 5, 7], device="cuda")).transpose(1, 2)
 
     def attend(causal: bool) -> torch.Tensor:
         out = nn.functional.scaled_dot_product_attention(q, q * 0.5, q * 2, is_causal=causal)
