@@ -46,7 +46,7 @@ class Astray(threading.local):
 
 
 ASTRAY: Final = Astray()
-_pending: Final = ctypes.pythonapi.PyErr_Occurred
+_pending: Final = ctypes.pythonapi["PyErr_Occurred"]  # a function object of our own
 _pending.restype = ctypes.c_void_p
 
 
