@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib.util
 import inspect
 import json
@@ -39,14 +40,17 @@ from headway.syncs.session import watch
 FOLDER = Path(__file__).parent / "programs" / "syncs_sweep"
 SECONDS = 240
 """That one run may take."""
+PLAIN, SIMULATED, CARD = "plain", "simulated", "card"
+"""Ways to run a program: on the CPU, under the simulation, and on a card under the live guard and CUPTI."""
 Program = Callable[[str], Any]
 Ended = dict[str, Any]
 """result: numbers by place, or error: type and text; under the simulation also findings and unproven."""
 
 
-def module_of(name: str) -> ModuleType | None:
+@functools.cache  # an operation can be defined once only
+def module_of(name: str, folder: Path = FOLDER) -> ModuleType | None:
     """A file of programs; None if a package that it imports is missing."""
-    spec = importlib.util.spec_from_file_location(f"syncs_sweep_{name}", FOLDER / f"{name}.py")
+    spec = importlib.util.spec_from_file_location(f"syncs_sweep_{name}", folder / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
@@ -58,9 +62,9 @@ def module_of(name: str) -> ModuleType | None:
     return module
 
 
-def programs(name: str) -> dict[str, Program]:
+def programs(name: str, folder: Path = FOLDER) -> dict[str, Program]:
     """Of one file: name -> program."""
-    module, found = module_of(name), dict[str, Program]()
+    module, found = module_of(name, folder), dict[str, Program]()
     for key, value in vars(module).items() if module is not None else ():
         if not inspect.isfunction(value) or value.__module__ != f"syncs_sweep_{name}" or key.startswith("_"):
             continue
@@ -109,7 +113,7 @@ def seeded(program: Program, device: str) -> dict[str, np.ndarray]:
     return dict(flat(program(device)))
 
 
-def attempt(program: Program, simulate: bool, folder: Path) -> None:
+def attempt(program: Program, how: str, folder: Path) -> None:
     """One run in this process, whose outcome goes to ``folder``."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
@@ -118,7 +122,7 @@ def attempt(program: Program, simulate: bool, folder: Path) -> None:
 
     def work() -> int:
         try:
-            made.update(seeded(program, "cuda" if simulate else "cpu"))
+            made.update(seeded(program, "cuda" if how != PLAIN else "cpu"))
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             ended.update(error=text[:1500], trace="".join(traceback.format_exc())[-4000:], kind=type(error).__name__)
@@ -126,8 +130,11 @@ def attempt(program: Program, simulate: bool, folder: Path) -> None:
                 raise
         return 0
 
-    if simulate:
-        run = watch(work, ["sweep"], AllowList(), simulate=True)
+    if how == CARD:
+        work()  # loads kernels and makes handles, which waits, but once
+    if how != PLAIN:
+        driver = "cupti" if how == CARD else "auto"
+        run = watch(work, ["sweep"], AllowList(), simulate=how == SIMULATED, driver=driver)
         ended["unproven"] = run.unproven
         ended["findings"] = [
             {"file": Path(each.site.file).name, "line": each.site.line, "kind": str(each.kind), "call": each.call}
@@ -140,11 +147,11 @@ def attempt(program: Program, simulate: bool, folder: Path) -> None:
     (folder / "ended.json").write_text(json.dumps(ended))
 
 
-def run(program: Program, simulate: bool) -> tuple[Ended, dict[str, np.ndarray]]:
-    """One run, in a process of its own."""
+def run(program: Program, how: str) -> tuple[Ended, dict[str, np.ndarray]]:
+    """One run, in a process of its own. ``how``: PLAIN, SIMULATED or CARD."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        child = multiprocessing.get_context("fork").Process(target=quiet, args=(program, simulate, folder))
+        child = multiprocessing.get_context("fork").Process(target=quiet, args=(program, how, folder))
         child.start()
         child.join(SECONDS)
         if child.is_alive():
@@ -158,13 +165,13 @@ def run(program: Program, simulate: bool) -> tuple[Ended, dict[str, np.ndarray]]
             return json.loads((folder / "ended.json").read_text()), {key: made[key] for key in made.files}
 
 
-def quiet(program: Program, simulate: bool, folder: Path) -> None:
+def quiet(program: Program, how: str, folder: Path) -> None:
     """``attempt``, with what the program prints kept apart."""
     for stream, number in (("stdout", 1), ("stderr", 2)):
         target = os.open(folder / f"{stream}.txt", os.O_WRONLY | os.O_CREAT)
         os.dup2(target, number)
     os.chdir(folder)
-    attempt(program, simulate, folder)
+    attempt(program, how, folder)
     sys.stdout.flush()
 
 
@@ -182,17 +189,17 @@ def differing(here: dict[str, np.ndarray], there: dict[str, np.ndarray]) -> list
     return found
 
 
-def compare(name: str, program: Program) -> dict[str, Any]:
-    """Run a program both ways.
+def compare(name: str, program: Program, how: str = SIMULATED) -> dict[str, Any]:
+    """Run a program both ways: plainly on the CPU, and ``how`` (SIMULATED or CARD).
 
     Returns:
         verdict: same, no CPU, crash (only the simulation raised), differs (other values or another exception), or unproven.
     """
-    plain, here = run(program, False)
+    plain, here = run(program, PLAIN)
     if plain.get("kind") in ("ImportError", "ModuleNotFoundError", "Timeout"):
         return {"name": name, "verdict": "no CPU", "why": plain["error"]}
     there: dict[str, np.ndarray]
-    simulated, there = run(program, True)
+    simulated, there = run(program, how)
     line = {"name": name, "findings": simulated.get("findings", [])}
     if "error" in plain:
         same = simulated.get("kind") == plain["kind"]
@@ -218,11 +225,11 @@ def chosen(files: list[str], only: list[str]) -> dict[str, Program]:
     return found
 
 
-def sweep(wanted: dict[str, Program], workers: int = 1) -> list[dict[str, Any]]:
+def sweep(wanted: dict[str, Program], workers: int = 1, how: str = SIMULATED) -> list[dict[str, Any]]:
     """Compare all of ``wanted``, and tell each that did not end the same way."""
 
     def one(item: tuple[str, Program]) -> dict[str, Any]:
-        line = compare(*item)
+        line = compare(*item, how)
         if line["verdict"] != "same":
             print(f"{line['verdict']:10} {line['name']}: {' '.join(line['why'].split())[:300]}", flush=True)
         return line
@@ -234,10 +241,6 @@ def sweep(wanted: dict[str, Program], workers: int = 1) -> list[dict[str, Any]]:
 EXPECTED = {
     "training/swa": ("crash", "torch's own average of buffers raises on CUDA, where it takes addcdiv of integers"),
     "libraries/pictures_transformed": ("differs", "torchvision resizes bytes in floats, but on the CPU in bytes"),
-    "functional/derivatives": ("differs", "torch.func.linearize folds what it takes for constants"),
-    "functional/jagged_from_values": ("crash", "attention over jagged tensors is not served"),
-    "language/trl_losses": ("crash", "a Triton kernel"),
-    "language/trl_trainer:SFTTrainer": ("crash", "a Triton kernel"),
 }
 """Programs that end otherwise under the simulation, and why: as on a card, or not served (docs/syncs.md)."""
 LOADED = (

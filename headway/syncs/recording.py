@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
@@ -121,4 +122,13 @@ def profile(kinds: list[Any]) -> Any:
     Stacks would record every Python call: importing a large package makes millions.
     """
     threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # noqa: SLF001 - no public way
-    return torch.profiler.profile(activities=kinds, experimental_config=threads)
+    return _Profile(activities=kinds, experimental_config=threads)
+
+
+class _Profile(torch.profiler.profile):
+    """Without torch 2.11's warning at the first cycle that earlier ones, of which there are none, were cleared."""
+
+    def prepare_trace(self) -> None:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*clears events at the end of each cycle")
+            super().prepare_trace()

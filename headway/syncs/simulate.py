@@ -1,8 +1,8 @@
 """A program for device="cuda" on a machine without CUDA: it runs on the CPU, and the waits that a card would make are found.
 
 What it shows is which calls *would* wait, by the rules of ``sim/rules.py``, not how long. It cannot serve what needs a real
-device: kernels that take addresses (Triton, C++ extensions) and tensors resized in place. Those raise ProbeError or their own
-errors. torch.compile runs eagerly; a CUDA graph runs its body again.
+device: C++ and CUDA extensions, and of Triton's kernels those that Triton's interpreter cannot run. Those raise ProbeError or
+their own errors. torch.compile runs eagerly; a CUDA graph runs its body again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from headway.syncs.probes import Counted, Sink
 from headway.syncs.sim import autocast, backend
 from headway.syncs.sim.calls import Functions
 from headway.syncs.sim.cuda import fake_cuda
-from headway.syncs.sim.tensor import Dispatch, SimTensor, execute, report
+from headway.syncs.sim.flags import report
+from headway.syncs.sim.tensor import Dispatch, SimTensor, execute
 
 __all__ = ["SimTensor", "SimulationProbe"]
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from headway import syncs
+from headway.syncs.sim import cells, tensor
 from headway.syncs.simulate import SimTensor, SimulationProbe
 
 pytestmark = [
@@ -109,6 +110,10 @@ def test_operations_take_the_dtypes_of_cuda() -> None:
     out = torch.nn.functional.avg_pool3d(x, 2)
     out.sum().backward()
     assert out.dtype is torch.bfloat16 and x.grad is not None and x.grad.dtype is torch.bfloat16
+    one = torch.ones(2, device="cuda", requires_grad=True)
+    torch.digamma(one).sum().backward()  # by polygamma, whose first argument is a number
+    assert one.grad is not None and one.grad.tolist() == pytest.approx([torch.pi**2 / 6] * 2)
+    assert torch.polygamma(1, one.detach().half()).dtype is torch.float16
 
 
 def test_gradients_pass_through_compressed_rows() -> None:
@@ -144,3 +149,81 @@ def test_the_encoders_fast_path_is_taken() -> None:
         made = model.cuda()(x.cuda(), src_key_padding_mask=pad.cuda())
     torch.testing.assert_close(made.cpu(), expected)
     assert made[0, 2].abs().sum().item() == 0
+
+
+def test_an_error_inside_a_backward_pass_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> Any:
+        raise ValueError("on purpose")
+
+    monkeypatch.setitem(cells.CELLS, "special_i1", refuse)
+    tensor._runner.cache_clear()
+    x = torch.ones(2, device="cuda", requires_grad=True)
+    made = torch.special.i0(x).sum()
+    for _ in range(2):
+        with pytest.raises(ValueError, match="on purpose"):
+            made.backward(retain_graph=True)
+    monkeypatch.undo()
+    tensor._runner.cache_clear()
+    made.backward()
+    assert x.grad is not None
+
+
+def test_a_programs_operations_are_watched_inside() -> None:
+    library = torch.library.Library("syncs_faults", "FRAGMENT")
+    library.define("either(Tensor x) -> Tensor")
+    library.impl("either", lambda x: x * x.sum().item(), "CUDA")
+    library.impl("either", lambda x: x + 1, "CPU")
+
+    @torch.library.custom_op("syncs_faults::scaled", mutates_args=())
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x * x.max().item()
+
+    x = torch.full((2,), 2.0, device="cuda", requires_grad=True)
+    with syncs.record(probes=PROBES) as log:
+        made, other = scaled(x), torch.ops.syncs_faults.either(x.detach())
+    assert made.tolist() == [4.0, 4.0] and other.tolist() == [8.0, 8.0]
+    assert {finding.call for finding in log.findings} == {"Tensor.item"}
+    lines = sorted((finding.site.function.rpartition(".")[2], finding.site.line) for finding in log.findings)
+    first = test_a_programs_operations_are_watched_inside.__code__.co_firstlineno
+    assert lines == [("<lambda>", first + 3), ("scaled", first + 8)]
+    assert torch.ops.syncs_faults.either(torch.ones(1)).tolist() == [2.0]
+
+
+def test_a_traced_function_keeps_its_constants_and_its_arguments_apart() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x) * x.sum()
+
+    x = torch.tensor([0.5, -1.0, 2.0], device="cuda")
+    _, linear = torch.func.linearize(f, x)
+    for tangent in (torch.ones_like(x), x):
+        torch.testing.assert_close(linear(tangent), torch.func.jvp(f, (x,), (tangent,))[1])
+
+
+@pytest.mark.parametrize(("dtype", "kernel"), [(torch.float32, True), (torch.bfloat16, True), (torch.float64, False)])
+def test_attention_over_jagged_rows(dtype: torch.dtype, kernel: bool) -> None:
+    """The longest and the shortest row are read once a batch; where a card has no kernel, every length, and each time."""
+    values = torch.randn(7, 2, 8, dtype=dtype, device="cuda", requires_grad=True)
+    q: Any = torch.nested.nested_tensor_from_jagged(values, torch.tensor([0, 2, 5, 7], device="cuda")).transpose(1, 2)
+
+    def attend(causal: bool) -> torch.Tensor:
+        out = nn.functional.scaled_dot_product_attention(q, q * 0.5, q * 2, is_causal=causal)
+        return out.transpose(1, 2).values()
+
+    def row_by_row(causal: bool) -> torch.Tensor:
+        rows = [values[a:b].transpose(0, 1) for a, b in ((0, 2), (2, 5), (5, 7))]
+        made = [nn.functional.scaled_dot_product_attention(x, x * 0.5, x * 2, is_causal=causal) for x in rows]
+        return torch.cat([part.transpose(0, 1) for part in made])
+
+    assert kinds(lambda: attend(False)) == ["read"]
+    assert kinds(lambda: attend(False)) == ([] if kernel else ["read"])
+    told = torch.nested.nested_tensor_from_jagged(values, q.offsets(), min_seqlen=2, max_seqlen=3).transpose(1, 2)
+    known = kinds(lambda: nn.functional.scaled_dot_product_attention(told, told, told))
+    assert known == ([] if kernel else ["read"])
+    torch.testing.assert_close(attend(False), row_by_row(False))
+    grads = torch.autograd.grad(attend(False).square().sum(), values)[0]
+    torch.testing.assert_close(grads, torch.autograd.grad(row_by_row(False).square().sum(), values)[0])
+    if kernel:
+        torch.testing.assert_close(attend(True), row_by_row(True))
+    else:
+        with pytest.raises(RuntimeError, match="No viable backend"):
+            attend(True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 from tests.house.source import ROOT
 
 FOLDER = ROOT / "packaging" / "syncs"
-OPTIONAL = {"cupti", "pytest"}
+OPTIONAL = {"cupti", "pytest", "numpy"}  # numpy where a program's Triton kernels run: Triton's interpreter needs it
 """Imported where they are asked for: at the driver boundary, and by the plugin that pytest itself loads."""
 
 
@@ -25,6 +26,25 @@ def test_it_imports_torch_and_nothing_else() -> None:
     outside = {name for name in found if name.partition(".")[0] not in sys.stdlib_module_names}
     assert {name.partition(".")[0] for name in outside} - OPTIONAL == {"torch", "headway"}
     assert all(name.startswith("headway.syncs") for name in outside if name.startswith("headway"))
+
+
+def test_numpy_is_not_needed_before_a_program_imports_triton() -> None:
+    code = """
+import sys
+sys.modules["numpy"] = None
+import warnings
+warnings.simplefilter("ignore")
+import torch
+from headway import syncs
+from headway.syncs.simulate import SimulationProbe
+with syncs.record(probes=(SimulationProbe(),)) as log:
+    assert float(torch.ones(2, device="cuda").sum()) == 2
+assert len(log.findings) == 1
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False, cwd=ROOT
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_its_project_file_points_into_this_tree() -> None:

@@ -6,7 +6,9 @@ meta tensors, so a program's own meta tensors stay what they are, and torch's sh
 
 from __future__ import annotations
 
+import ctypes
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -35,6 +37,29 @@ class State:
 
 
 STATE: Final = State()
+
+
+class Astray(threading.local):
+    """An error of Python's that torch's engine has lost on this thread."""
+
+    error: BaseException | None = None
+
+
+ASTRAY: Final = Astray()
+_pending: Final = ctypes.pythonapi["PyErr_Occurred"]  # a function object of our own
+_pending.restype = ctypes.c_void_p
+
+
+def set_aside() -> None:
+    """Keep an error that is on its way through C++, where Python must not be called before it has arrived.
+
+    Torch asks the guard for its type while it leaves a frame because of an error. Python answers such a call with another
+    error, which ends the process (torch 2.11) or loses the first (2.13). ctypes raises what is pending after any call.
+    """
+    try:
+        _pending()
+    except BaseException as error:
+        ASTRAY.error = error
 
 
 def refuse(message: str) -> ProbeError:
@@ -135,6 +160,7 @@ def register(execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> 
 
     class Guard(torch._C._acc.DeviceGuard):
         def type_(self) -> Any:
+            set_aside()
             return torch._C._autograd.DeviceType.PrivateUse1
 
     library = torch.library.Library("_", "IMPL")

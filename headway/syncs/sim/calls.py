@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -13,10 +14,11 @@ from torch.utils._pytree import tree_map_only
 from headway.syncs.calls import CALLS, label_of
 from headway.syncs.findings import Kind
 from headway.syncs.sim import backend, whole
+from headway.syncs.sim.flags import SimCall, flag, report
 from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import LATE
 from headway.syncs.sim.subclasses import move, without_shape
-from headway.syncs.sim.tensor import SimCall, SimTensor, flag, is_there, report
+from headway.syncs.sim.tensor import SimTensor, is_there
 
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 BUILDERS: Final = frozenset({"tensor", "as_tensor", "asarray"})
@@ -35,7 +37,7 @@ class Functions(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         if func is torch.Tensor.backward or func is torch.autograd.backward:
             return func(*args, **(kwargs or {}))  # each wait inside is told by its own line
-        call = SimCall(label_of(func))
+        call = SimCall(label_of(func), sys._getframe(1))
         CALLS.open.append(call)
         try:
             result = _serve(func, name, args, dict(kwargs or {}))
@@ -72,8 +74,15 @@ def watched_engine(real: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(real)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with Functions():
-            return real(*args, **kwargs)
+        backend.ASTRAY.error = None
+        try:
+            with Functions():
+                return real(*args, **kwargs)
+        except SystemError:
+            error, backend.ASTRAY.error = backend.ASTRAY.error, None
+            if error is None:
+                raise
+            raise error from None
 
     return run
 

@@ -176,16 +176,17 @@ def widened(operation: Callable[..., Any]) -> Callable[..., Any]:
     """``operation``, of ``WIDER``, computed in a dtype that the CPU has; the result has the dtype it has on CUDA."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        whole = operation.__name__.startswith("histc") and not args[0].is_floating_point()
-        wide = torch.float64 if whole else _WIDE.get(args[0].dtype)
+        first = next(part for part in args if isinstance(part, Tensor))  # of polygamma the second argument
+        whole = operation.__name__.startswith("histc") and not first.is_floating_point()
+        wide = torch.float64 if whole else _WIDE.get(first.dtype)
         if wide is None:
             return operation(*args, **kwargs)
-        back = {wide: args[0].dtype}
+        back = {wide: first.dtype}
 
         def narrow(value: Any) -> Any:
             return value.to(back.get(value.dtype, value.dtype)) if isinstance(value, Tensor) else value
 
-        given = [part.to(wide) if isinstance(part, Tensor) and part.dtype == args[0].dtype else part for part in args]
+        given = [part.to(wide) if isinstance(part, Tensor) and part.dtype == first.dtype else part for part in args]
         result = operation(*given, **kwargs)
         return tuple(map(narrow, result)) if isinstance(result, tuple) else narrow(result)
 

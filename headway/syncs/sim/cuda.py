@@ -13,11 +13,13 @@ import torch
 import torch.export
 import torch.utils.dlpack
 from torch._subclasses import fake_tensor
+from torch.fx.experimental import proxy_tensor
+from torch.nested._internal import ops as nested_ops
 from torch.optim import optimizer
 from torch.utils import _device, _foreach_utils
 
 from headway.syncs.findings import Kind
-from headway.syncs.sim import backend, calls, distributed, loading, subclasses, whole
+from headway.syncs.sim import backend, calls, distributed, jagged, kernels, loading, subclasses, whole
 from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.streams import Capture, Current, Report, SimEvent, SimGraph, SimStream
 from headway.syncs.sim.tensor import COUNT, TAPE, SimTensor
@@ -137,9 +139,14 @@ def _set_seed(seed: int) -> None:
     torch.default_generator.manual_seed(int(seed) % 2**63)
 
 
-def _graphed(callables: Any, *_: Any, **__: Any) -> Any:
-    """torch.cuda.make_graphed_callables: what it would replay runs as it is."""
-    return callables
+def _graphed(report: Report) -> Callable[..., Any]:
+    """torch.cuda.make_graphed_callables: what it would replay runs as it is; before it captures, it waits."""
+
+    def make_graphed_callables(callables: Any, *_: Any, **__: Any) -> Any:
+        report(Kind.DEVICE, "torch.cuda.make_graphed_callables")
+        return callables
+
+    return make_graphed_callables
 
 
 @contextlib.contextmanager
@@ -192,9 +199,9 @@ def _cuda(report: Report) -> dict[str, Any]:
         "synchronize": synchronize,
         "empty_cache": _empty_cache(report),
         "CUDAGraph": SimGraph,
-        "graph": Capture,
+        "graph": type("graph", (Capture,), {"report": staticmethod(report)}),
         "graph_pool_handle": _constant((0, 0)),
-        "make_graphed_callables": _graphed,
+        "make_graphed_callables": _graphed(report),
         "MemPool": _Device,
         "use_mem_pool": _nothing,
         "device": _Device,
@@ -375,8 +382,11 @@ def fake_cuda(report: Report) -> Iterator[None]:
             torch.utils.dlpack,
             {name: calls.handed_over(getattr(torch.utils.dlpack, name)) for name in ("from_dlpack", "to_dlpack")},
         ),
+        (nested_ops, {"jagged_scaled_dot_product_attention": jagged.attention}),
         (torch.nested, {"nested_tensor": whole.nested(torch.nested.nested_tensor)}),
         (torch.overrides, {"has_torch_function": calls.overridden}),
+        # What tracers take as it is; others' tensors they would take apart, and note their values as constants.
+        (proxy_tensor, {"HANDLED_TYPES": (*proxy_tensor.HANDLED_TYPES, SimTensor)}),
         (fake_tensor, {"init_gpu_context": _constant(None)}),  # below all modes it would ask for a true card
         (torch.autograd, {"_engine_run_backward": calls.watched_engine(torch.autograd._engine_run_backward)}),  # type: ignore[attr-defined]
         # Builds for CUDA would flatten the weights of recurrent networks by an operation that only cuDNN has; it never waits.
@@ -404,4 +414,5 @@ def fake_cuda(report: Report) -> Iterator[None]:
             setattr(tensor, name, method)
             undo.callback(delattr, tensor, name)
         undo.enter_context(subclasses.served())
+        undo.enter_context(kernels.served(report))
         yield

@@ -152,12 +152,15 @@ class SimGraph:
 
 
 class Capture:
-    """``torch.cuda.graph``."""
+    """``torch.cuda.graph``, which waits for the whole device before it captures."""
+
+    report: Report
 
     def __init__(self, cuda_graph: SimGraph, *_: Any, **__: Any) -> None:
         self._graph = cuda_graph
 
     def __enter__(self) -> None:
+        type(self).report(Kind.DEVICE, "torch.cuda.graph")
         self._graph.capture_begin()
 
     def __exit__(self, *error: object) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any, Final, Self
 
@@ -14,12 +13,10 @@ from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from headway.syncs.calls import CALLS, Call
-from headway.syncs.findings import Kind, Wait
-from headway.syncs.frames import locate, within
-from headway.syncs.regions import judge, wanted
+from headway.syncs.findings import Kind
 from headway.syncs.sim import backend
 from headway.syncs.sim.cells import CELLS, WIDER, widened
+from headway.syncs.sim.flags import flag
 from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import COPIES, INDEXING, copy_wait, wait_of
 
@@ -30,6 +27,21 @@ COMPRESSED: Final = frozenset({torch.sparse_csr, torch.sparse_csc, torch.sparse_
 _CUDA_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
 _FAKE: Final = torch._C._TorchDispatchModeKey.FAKE
 _EAGER: Final = torch._C.DispatchKey.CompositeExplicitAutograd
+TORCHS: Final = frozenset(
+    [
+        "aten",
+        "prim",
+        "prims",
+        "quantized",
+        "quantized_decomposed",
+        "c10d",
+        "c10d_functional",
+        "symm_mem",
+        "fsdp",
+        "inductor",
+    ]
+)
+"""Namespaces of operations that torch brings; what it writes in Python for CUDA is no line of the program's."""
 ROOM: Final = 2**50
 """Bytes that the C++ side of a tensor, which holds nothing, believes to have: resize_ may ask for any size."""
 
@@ -186,34 +198,6 @@ class Tape(threading.local):
 TAPE: Final = Tape()
 
 
-class SimCall(Call):
-    """One call of the user's into torch, and the first wait seen inside it."""
-
-    __slots__ = ("kind",)
-
-    def __init__(self, label: str) -> None:
-        super().__init__(label)
-        self.kind: Kind | None = None
-
-
-def flag(kind: Kind, label: str) -> None:
-    """A wait: on the user's call under way on this thread, or by itself."""
-    call = CALLS.outermost
-    if isinstance(call, SimCall):
-        call.kind = call.kind or kind
-        return
-    report(kind, label)
-
-
-def report(kind: Kind, label: str) -> None:
-    """Send a wait to whoever watches this thread."""
-    if wanted():
-        site, stack = locate()
-        name = threading.current_thread().name
-        now = time.perf_counter_ns()
-        judge(Wait(site, kind, label, None, now, name, "simulation", None, stack, within=within()))
-
-
 def is_there(device: Any) -> bool:
     """Whether ``device``, as torch functions take it, is the pretended one."""
     if isinstance(device, torch.device):
@@ -259,8 +243,7 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = (values[0], [_mask(part) for part in values[1]], *values[2:])
     there = made_there or device is None
     if _programs_own(func):
-        with Dispatch():  # type: ignore[no-untyped-call]
-            return func.redispatch(_CUDA_KEYS, *args, **kwargs)
+        return _as_the_program_says(func, args, kwargs)
     if made_there:
         named["device"] = _CPU
     named.pop("pin_memory", None)
@@ -319,11 +302,23 @@ def _runner(func: Any) -> Callable[..., Any]:
 
 @functools.cache
 def _programs_own(func: Any) -> bool:
-    """Whether the program itself gave the operation a kernel for CUDA, in Python, and none that the CPU can take."""
-    if func.namespace == "aten":
+    """Whether the program itself wrote, in Python, what the operation does on CUDA, where it may wait."""
+    if func.namespace in TORCHS or func.namespace.startswith("_"):
         return False
     has, name = torch._C._dispatch_has_kernel_for_dispatch_key, func.name()
-    return has(name, "CUDA") and not has(name, "CPU") and not has(name, "CompositeExplicitAutograd")
+    if has(name, "CUDA") and not has(name, "CPU") and not has(name, "CompositeExplicitAutograd"):
+        return True
+    place = f"{func.namespace}/{name.partition('::')[2]}"
+    key = "CUDA" if has(name, "CUDA") else "CompositeExplicitAutograd"
+    return f"{place}/{key}" in torch.library._impls
+
+
+def _as_the_program_says(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """An operation by the program's own implementation, whose lines are lines of the program's."""
+    from headway.syncs.sim.calls import Functions  # which needs this module
+
+    with Functions(), Dispatch():  # type: ignore[no-untyped-call]
+        return func.redispatch(_CUDA_KEYS, *args, **kwargs)
 
 
 def _wrap(value: Any, known: dict[int, SimTensor]) -> Any:

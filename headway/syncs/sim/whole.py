@@ -14,7 +14,8 @@ import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from headway.syncs.findings import Kind
-from headway.syncs.sim.tensor import SimTensor, flag, is_there
+from headway.syncs.sim.flags import flag
+from headway.syncs.sim.tensor import SimTensor, is_there
 
 _HOST: Final = torch.device("cpu")
 BUILDERS: Final = (
