@@ -44,7 +44,7 @@ class VisionInfo(msgspec.Struct, kw_only=True, frozen=True):
         token: id of the token that stands for each row in a prompt.
         sees: tokens that see later ones: "spans": those of one picture each other; "prompt": those of the prompt; "": none.
         video_token: the same in a video; -1: the model reads none.
-        frames: pictures of a video that become one, a *part*.
+        frames: pictures of a video that become one, a *part*; 1: each is a part.
         tempo: positions of time that a second takes; 0: a part takes one.
         stamps: parts of a video have places of their own, and the text says when each is.
         rotates_by_place: positions of a picture's tokens are (time, row, column), and text behind it goes on after the largest.

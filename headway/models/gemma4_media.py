@@ -49,7 +49,8 @@ class Gemma4MediaConfig(PerLayerConfig):
 
 
 class Gemma4ForConditionalGeneration(HearingModel, Gemma4ForCausalLM):
-    """Gemma 4: pictures of any shape, and recordings; in sliding layers of larger models tokens of a picture see each other."""
+    """Gemma 4: pictures of any shape, videos as frames with their times, and recordings; in sliding layers of larger models
+    tokens of a picture see each other."""
 
     knows_stages = ("_inputs",)
 
@@ -86,8 +87,9 @@ class Gemma4ForConditionalGeneration(HearingModel, Gemma4ForCausalLM):
         media = tuple(defaults[name] for name in ("video_token_id", "audio_token_id") if defaults[name] is not None)
         most = fields.with_defaults(vision_soft_tokens_per_image=1120).count("vision_soft_tokens_per_image")
         sight = SightConfig(
-            vision=tower, token=token, sees="spans" if both_ways else "", most_rows=most, beginnings=_NAMES
-        )
+            vision=tower, token=token, sees="spans" if both_ways else "", most_rows=most, beginnings=_NAMES,
+            video_token=-1 if defaults["video_token_id"] is None else defaults.count("video_token_id"), stamps=True,
+        )  # fmt: skip
         return Gemma4MediaConfig.of(
             text,
             architecture=fields["architectures"][0],

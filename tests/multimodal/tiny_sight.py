@@ -23,6 +23,7 @@ from headway.models.registry import model_class, read_config
 from headway.multimodal.audio.spectra import MelSettings
 from headway.multimodal.items import find_runs, make_item
 from headway.multimodal.sounds import make_sound
+from tests.multimodal.hf_patches import flat, in_parts
 from tests.multimodal.tiny_texts import save_texts
 
 TOKEN, VIDEO, AUDIO, VOCAB = 100, 103, 104, 120
@@ -198,8 +199,8 @@ def changed(name: str, change: dict[str, Any]) -> Sighted:
                 tensor.add_(torch.randn_like(tensor) * 0.1)
             else:
                 tensor.normal_(0.0, 0.2)
-        if name.startswith("qwen"):  # a placeholder that is generated would be one without features to transformers
-            model.lm_head.weight[[TOKEN, VIDEO]] = 0.0
+        if name.startswith(("qwen", "gemma4")):  # one that is generated would be one without features to transformers
+            model.lm_head.weight[[TOKEN, VIDEO, AUDIO]] = 0.0
         for buffer, tensor in model.named_buffers():
             tensor.copy_(_drawn_range(buffer, torch.randn(tensor.shape), tensor))
     folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name}-"))
@@ -245,19 +246,21 @@ def picture(name: str, seed: int, *, larger: bool = False) -> npt.NDArray[np.uin
 
 @dataclass(frozen=True)
 class Film:
-    """A video: uint8 [2 N, height, width, 3], N parts, which are so many positions of time apart."""
+    """A video: uint8 [frames, height, width, 3], whose parts are so many positions of time apart."""
 
     pixels: npt.NDArray[np.uint8]
     apart: float
 
     def lates(self, info: VisionInfo) -> list[int]:
         """See ``EncoderItem.late``."""
-        parts = range(len(self.pixels) // 2)
+        parts = range(len(self.pixels) // info.frames)
         return [-1 if info.stamps or not k else int(k * self.apart) for k in parts]
 
 
 def film(name: str, seed: int, parts: int, apart: float = 1.0) -> Film:
-    """A video for a Qwen, of which all but Qwen2.5 know no other distance than 1."""
+    """A video, of which all but Qwen2.5 know no other distance than 1."""
+    if name == "gemma4":
+        return Film(np.random.default_rng(seed).integers(0, 256, (parts, 12, 24, 3), np.uint8), 1.0)
     pixels = np.random.default_rng(seed).integers(0, 256, (2 * parts, 16, 24, 3), np.uint8)
     return Film(pixels, apart if name == "qwen2.5" else 1.0)
 
@@ -295,7 +298,8 @@ def prompt_of(info: VisionInfo, parts: list[Any]) -> tuple[list[int], list[Encod
             continue
         if isinstance(part, Film):
             for k, late in enumerate(part.lates(info)):
-                item = make_item(info, part.pixels[2 * k : 2 * k + 2], SCALE, SHIFT, frames=2, late=late)
+                own = part.pixels[k * info.frames : (k + 1) * info.frames]
+                item = make_item(info, own, SCALE, SHIFT, kind="video", frames=info.frames, late=late)
                 items.append(item)
                 ids += [40 + k, 101, *[VIDEO] * item.rows, 102] if info.stamps else [VIDEO] * item.rows
             continue
@@ -338,10 +342,10 @@ def hf_inputs(one: Sighted, info: VisionInfo, parts: list[Any]) -> tuple[list[in
     if images:
         pixels = [torch.from_numpy((each * SCALE + SHIFT).astype(np.float32)).permute(0, 3, 1, 2) for each in images]
         if one.name.startswith("qwen"):
-            flat, grids = _in_parts([each.expand(2, -1, -1, -1) for each in pixels], info)
-            given = {"pixel_values": flat, "image_grid_thw": grids}
+            found, grids = in_parts([each.expand(2, -1, -1, -1) for each in pixels], info)
+            given = {"pixel_values": found, "image_grid_thw": grids}
         elif one.name == "gemma4":
-            given = _flat(pixels, info.patch, info.group)
+            given = flat(pixels, info.patch, info.group)
         elif one.name == "smolvlm":
             given = {"pixel_values": torch.cat(pixels)[None]}
         elif one.name == "mistral3":
@@ -357,9 +361,17 @@ def hf_inputs(one: Sighted, info: VisionInfo, parts: list[Any]) -> tuple[list[in
         else:
             given = {"pixel_values": torch.cat(pixels)}
     if films:
-        frames = [torch.from_numpy((each.pixels * SCALE + SHIFT).astype(np.float32)) for each in films]
-        flat, grids = _in_parts([each.permute(0, 3, 1, 2) for each in frames], info)
-        given |= {"pixel_values_videos": flat, "video_grid_thw": grids}
+        frames = [
+            torch.from_numpy((each.pixels * SCALE + SHIFT).astype(np.float32)).permute(0, 3, 1, 2) for each in films
+        ]
+    if films and one.name == "gemma4":
+        flattened = flat([each[None] for video in frames for each in video], info.patch, info.group)
+        given |= {"pixel_values_videos": flattened["pixel_values"]}
+        given |= {"video_position_ids": flattened["image_position_ids"]}
+        given |= {"num_frames_per_video": torch.tensor([len(video) for video in frames])}
+    elif films:
+        found, grids = in_parts(frames, info)
+        given |= {"pixel_values_videos": found, "video_grid_thw": grids}
         if info.tempo:
             given["second_per_grid_ts"] = torch.tensor([each.apart / info.tempo for each in films])
     sounds = [part.samples for part in parts if isinstance(part, Sound)]
@@ -374,32 +386,6 @@ def hf_sounds(sounds: list[npt.NDArray[np.float32]]) -> dict[str, Any]:
     return {name: torch.from_numpy(found[name]) for name in ("input_features", "input_features_mask")}
 
 
-def _in_parts(videos: list[torch.Tensor], info: VisionInfo) -> tuple[torch.Tensor, torch.Tensor]:
-    """Videos [frames, channels, height, width] as Qwen takes them: patches of two frames, square by square, and the grids."""
-    size, merge, flat, grids = info.patch, info.group, [], []
-    for each in videos:
-        frames, channels, height, width = each.shape
-        rows, columns = height // size, width // size
-        cut = each.reshape(frames // 2, 2, channels, rows // merge, merge, size, columns // merge, merge, size)
-        flat.append(cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(frames // 2 * rows * columns, -1))
-        grids.append([frames // 2, rows, columns])
-    return torch.cat(flat), torch.tensor(grids)
-
-
-def _flat(pixels: list[torch.Tensor], size: int, group: int) -> dict[str, Any]:
-    """Pictures [1, channels, height, width] as Gemma 4 takes them: patches of pixels from 0 to 1, and their places."""
-    patches, places = [], []
-    for each in pixels:
-        cut = ((each[0] + 1) / 2).unfold(1, size, size).unfold(2, size, size).permute(1, 2, 3, 4, 0)
-        rows, columns = cut.shape[:2]
-        patches.append(cut.reshape(rows * columns, -1))
-        places.append(torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1))
-    most = 9 * group**2
-    padded = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each))) for each in patches]
-    placed = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]
-    return {"pixel_values": torch.stack(padded), "image_position_ids": torch.stack(placed)}
-
-
 @torch.no_grad()
 def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, Any]) -> torch.Tensor:
     """[len(ids), V] float32 of a full forward pass; the first ``prompt_len`` are the prompt."""
@@ -411,7 +397,7 @@ def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, An
     elif one.name == "paligemma":
         kinds = {"token_type_ids": (torch.arange(len(ids)) >= prompt_len).int()[None]}
     elif one.name == "gemma4":
-        kinds = {"mm_token_type_ids": is_picture + 3 * (tokens == AUDIO).int()}
+        kinds = {"mm_token_type_ids": is_picture + 2 * (tokens == VIDEO).int() + 3 * (tokens == AUDIO).int()}
     elif one.name.startswith("qwen"):
         kinds = {"mm_token_type_ids": is_picture + 2 * (tokens == VIDEO).int()}
         one.model.model.rope_deltas = None

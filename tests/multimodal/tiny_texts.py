@@ -13,7 +13,7 @@ MARKERS = {
 """Text of the token that stands for a row, and of the one that a prompt has for a picture."""
 PARTS = (
     "{% for m in messages %}<turn>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}MARKER"
-    "{% elif part.type == 'video' %}<boi><|video_pad|><eoi>{% elif part.type == 'audio' %}<|audio|>{% else %}{{ part.text }}"
+    "{% elif part.type == 'video' %}VIDEO{% elif part.type == 'audio' %}<|audio|>{% else %}{{ part.text }}"
     "{% endif %}{% endfor %}\n{% endfor %}<turn>"
 )
 PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}<turn>"
@@ -48,7 +48,7 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
         (folder / "video_preprocessor_config.json").write_text(json.dumps(own))
     specials |= {text: 106 + i for i, text in enumerate(_AROUND.get(name, ()))}
     if name == "gemma4":
-        specials |= {"<|audio|>": 104, "<boa>": 106, "<eoa>": 107}
+        specials |= {"<|audio|>": 104, "<boa>": 106, "<eoa>": 107, "<|video|>": video}
     specials.setdefault("<boi>" if marker == row else marker, 101)
     chars = {chr(32 + i): 3 + i for i in range(95)} | {"\n": 98}
     backend = tokenizers.Tokenizer(models.WordLevel({**chars, **specials}, unk_token="<other>"))
@@ -56,7 +56,9 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(list(specials))
     backend.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": PARTS.replace("MARKER", marker)}
+    shown = "<|video|>" if name == "gemma4" else "<boi><|video_pad|><eoi>"
+    template = PARTS.replace("MARKER", marker).replace("VIDEO", shown)
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     sizes: dict[str, Any] = {
         "gemma3": {"size": {"height": 56, "width": 56}}, "paligemma": {"size": {"height": 28, "width": 28}},
@@ -70,4 +72,6 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
     (folder / "preprocessor_config.json").write_text(json.dumps(own))
     if name == "gemma4":
         ears = {"feature_size": 16, "sampling_rate": 16000, "frame_length": 320, "mel_floor": 0.001}
-        (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": ears, "audio_seq_length": 100}))
+        frames = {"patch_size": 4, "max_soft_tokens": 4, "num_frames": 4}
+        both = {"feature_extractor": ears, "video_processor": frames, "audio_seq_length": 100}
+        (folder / "processor_config.json").write_text(json.dumps(both))

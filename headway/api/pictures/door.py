@@ -70,9 +70,11 @@ class Pictures:
             import PIL  # noqa: F401 - whether it is there
         except ImportError:
             raise ConfigError("pictures need Pillow: pip install 'headway[vision]'") from None
+        if info.video_token >= 0 and tokenizer is not None and tokenizer.backend.id_to_token(info.video_token) is None:
+            info = msgspec.structs.replace(info, video_token=-1)  # nothing in a prompt's text could stand for a video
         self.info, self._tokenizer, self.limits = info, tokenizer, limits
         self.settings, self.placeholders = read_settings(folder, architecture, info, config, sound)
-        self._clips = None if info.video_token < 0 else read_clip_settings(folder, info)
+        self._clips = None if info.video_token < 0 else read_clip_settings(folder, architecture, info)
         self.sounds: Sounds | None = None
         if sound is not None:
             settings, sound = read_sound_settings(folder, sound)
@@ -136,9 +138,9 @@ class Pictures:
             return self._from_file(bytes(image), number, job)
         if isinstance(image, Clip):
             assert self._clips is not None
-            settings, fps = self._clips
-            frames = [_picture(frame) for frame in image.frames]
-            parts = make_parts(self.info, frames, settings, image.fps or fps)
+            numbers = self._clips.chosen(len(image.frames))
+            frames = [_picture(image.frames[each]) for each in numbers]
+            parts = make_parts(self.info, frames, self._clips.images, image.fps or self._clips.fps, numbers)
             rows = [item.rows for item in parts.items]
             return Picture(parts.items, self.placeholders.of_clip(rows, parts.seconds))
         if isinstance(image, Sound):
