@@ -76,7 +76,7 @@ APART: dict[str, dict[str, str]] = {
         "engine/sizes.py": "CHECKPOINT_SHARE CPU_KV_MOST CPU_KV_SHARE WHOLE_PROMPT",
         "engine/sight.py": "ENCODER_CACHE_ITEMS ENCODER_CACHE_LEAST FLOPS_PER_BYTE LEAST_TOKENS",
         "models/vision/passes.py": "LEAST_TILE", "models/vision_language.py": "MOST_ROWS",
-        "models/audio_language.py": "MOST_ROWS",
+        "models/audio_language.py": "MOST_UNITS",
         "scheduler/cache/state.py": "LEAST_BLOCKS", "engine/accord.py": "LEAST_TOKENS", "engine/process.py": "MAX_IPC_PATH",
     },
     "small enough that tests with tiny models meet both sides: shapes of graphs, parts of a list, routes that are kept": {

@@ -74,13 +74,13 @@ class Placeholders:
         if form == "spans":
             marker = config.get("boi_token_index", 255999)
             ends = (marker, config.get("eoi_token_index", 256000))
-        elif form == "wrapped":
+        elif form in ("wrapped", "apart"):
             ends = (config.get("boi_token_id", 255999), config.get("eoi_token_id", 258882))
         fences = (config.get("vision_start_token_id", 151652), config.get("vision_end_token_id", 151653))
         clock = form == "wrapped"
         side = info.patch * info.group
         heard = -1 if sound is None else sound.token
-        around = (config.get("boa_token_id", 256000), config.get("eoa_token_index", 258883))
+        around = (config.get("boa_token_id", 256000), config.get("eoa_token_index", config.get("eoa_token_id", 258883)))
         fenced = () if not info.stamps else tuple(ends) if clock else fences
         return cls(form, info.token, marker, tuple(ends), side, info.video_token, fenced, clock, heard, around)
 
@@ -102,7 +102,8 @@ class Placeholders:
     def of_sound(self, rows: int) -> Shown:
         """What stands for a recording that becomes so many rows."""
         first, last = self.sound_ends
-        return Shown(self.sound, [first, *[self.sound] * rows, last])
+        pieces: list[Piece] = [first, *[self.sound] * rows, last]
+        return Shown(self.sound, ["\n\n", *pieces, "\n\n"] if self.form == "apart" else pieces)
 
     def pieces(self, tiles: Tiles) -> list[Piece]:
         """What stands in the prompt for a picture of these tiles."""
@@ -278,6 +279,6 @@ def _between(self: Placeholders, sizes: Sizes) -> list[Piece]:
 
 
 _FORMS: Mapping[str, Callable[[Placeholders, Sizes], list[Piece]]] = {
-    "same": _same, "first": _same, "spans": _spans, "tiles": _tiles, "lines": _lines, "between": _between,
+    "same": _same, "first": _same, "spans": _spans, "apart": _spans, "tiles": _tiles, "lines": _lines, "between": _between,
     "wrapped": _wrapped,
 }  # fmt: skip

@@ -100,10 +100,8 @@ def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
 
 
 def _media(pictures: Pictures) -> Media:
-    sounds = pictures.sounds
-    if sounds is None:
-        return Media(pictures.limits["image"])
-    return Media(pictures.limits["image"], pictures.limits["audio"], sounds.longest_seconds)
+    sounds, seen = pictures.sounds, pictures.limits["image"] if "image" in pictures.kinds else 0
+    return Media(seen) if sounds is None else Media(seen, pictures.limits["audio"], sounds.longest_seconds)
 
 
 def assemble() -> tuple[str, str]:

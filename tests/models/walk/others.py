@@ -22,7 +22,8 @@ from tests.models.walk.decoders import LENGTH, MORE, TOLERANCE, config_class_of,
 from tests.models.walk.draw import draw, known_fields, own_fields
 from tests.models.walk.rope import LONGEST
 from tests.models.walk.verdict import Outcome, Verdict, judged
-from tests.multimodal.tiny_sight import _CONFIGS, VOCAB
+from tests.multimodal.tiny_configs import CONFIGS
+from tests.multimodal.tiny_sight import VOCAB
 
 Forward = Callable[[Any, list[int]], torch.Tensor]
 
@@ -97,11 +98,11 @@ def _tower(outer: type, family: str) -> dict[str, Any]:
     """A small configuration with a tower; that of another family that has the same fields where there is no other."""
     import transformers
 
-    for name, config in _CONFIGS.values():
+    for name, config in CONFIGS.values():
         if name == family:
             return config
-    alike = (own_fields(getattr(transformers, f"{name}Config")).keys() for name, _ in _CONFIGS.values())
-    return next(config for (_, config), each in zip(_CONFIGS.values(), alike) if each == own_fields(outer).keys())
+    alike = (own_fields(getattr(transformers, f"{name}Config")).keys() for name, _ in CONFIGS.values())
+    return next(config for (_, config), each in zip(CONFIGS.values(), alike) if each == own_fields(outer).keys())
 
 
 def _judge(
