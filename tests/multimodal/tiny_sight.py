@@ -71,7 +71,7 @@ def changed(name: str, change: dict[str, Any]) -> Sighted:
     }
     made = getattr(transformers, f"{family}Config")(**config)
     torch.manual_seed(sum(map(ord, name)))
-    with _without_timm():
+    with without_timm():
         model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
     with torch.no_grad():
         for parameter, tensor in model.named_parameters():
@@ -90,7 +90,7 @@ def changed(name: str, change: dict[str, Any]) -> Sighted:
 
 
 @contextlib.contextmanager
-def _without_timm() -> Iterator[None]:
+def without_timm() -> Iterator[None]:
     """Gemma 3n's tower of pictures is left out: it is timm's, and no test shows it any."""
     from transformers.models.gemma3n import modeling_gemma3n
 

@@ -23,7 +23,7 @@ from tests.models.walk.draw import draw, known_fields, own_fields
 from tests.models.walk.rope import LONGEST
 from tests.models.walk.verdict import Outcome, Verdict, judged
 from tests.multimodal.tiny_configs import CONFIGS
-from tests.multimodal.tiny_sight import VOCAB
+from tests.multimodal.tiny_sight import VOCAB, without_timm
 
 Forward = Callable[[Any, list[int]], torch.Tensor]
 
@@ -112,7 +112,8 @@ def _judge(
 
     verdict = Verdict(architecture, seed, Outcome.SKIPPED, fields=fields)
     try:
-        model = oracle.build(getattr(transformers, architecture), config_class_of(architecture), fields, seed)
+        with without_timm():
+            model = oracle.build(getattr(transformers, architecture), config_class_of(architecture), fields, seed)
         vocab = min(model.config.get_text_config().vocab_size, 99)
         tokens = oracle.tokens_of(seed, vocab, length, least=4)
         wanted = forward(model, tokens)
