@@ -7,11 +7,12 @@ What runs a pass over an item is the same for both towers; an item's sizes say w
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
 from headway.core.encode import BlockCost
-from headway.core.media import SoundInfo, VisionInfo
+from headway.core.media import SoundInfo
 from headway.kernels.store_rows import store_rows
 from headway.models.audio.spec import AudioSpec
 from headway.models.audio.tower import AudioBuffers, AudioTower, captured_rows
@@ -44,8 +45,8 @@ class HearingModel(MediaModel):
 
     Args:
         token: id of placeholders of recordings.
-        blind: id of placeholders of pictures, of a model that takes none of them.
         embedder: see ``AudioTower``.
+        more: what the model that it stands upon takes.
     """
 
     def __init__(
@@ -53,14 +54,14 @@ class HearingModel(MediaModel):
         config: DecoderConfig,
         audio: AudioSpec | None,
         token: int,
-        blind: int = -1,
         embedder: MediaEmbedder | None = None,
         *,
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        **more: Any,
     ) -> None:
-        super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
+        super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len, **more)
         self._audio = audio
         self.audio_tower: AudioTower | None = None
         if audio is None:
@@ -80,8 +81,7 @@ class HearingModel(MediaModel):
         )  # fmt: skip
         first = self.spec.encoder
         if first is None:
-            info = VisionInfo(patch=1, token=blind)
-            self.spec = replace(self.spec, encoder=own, sound=sound, vision=info, encodes=self._enters)
+            self.spec = replace(self.spec, encoder=own, sound=sound, encodes=self._enters)
             return
         assert first.width == audio.width, "rows of both towers lie in one table"
         self.spec = replace(self.spec, encoder=replace(first, beside=own), sound=sound)

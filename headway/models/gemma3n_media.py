@@ -1,5 +1,4 @@
-"""Gemma 3n with its tower that hears. Its tower that sees is a MobileNet-v5, which timm alone defines, and is left out: the
-model takes recordings, and refuses pictures."""
+"""Gemma 3n with its towers: MobileNet-v5, which sees, and a conformer, which hears."""
 
 from __future__ import annotations
 
@@ -17,9 +16,12 @@ from headway.models.gemma4 import PerLayerConfig
 from headway.models.gemma4_media import MEDIA_NAMES
 from headway.models.interface import WeightMap
 from headway.models.media_embedder import EmbedderSpec, MediaEmbedder
+from headway.models.mobile_language import MobileSightModel
 from headway.models.sighted import image_token, sighted_text
+from headway.models.vision.mobile import CHANNELS, ROWS, MobileSpec
 from headway.state.batch import StepBatch
 
+_SEES = "mobilenetv5_300m_enc"
 _NAMES = AudioNames(
     convolutions=("conv_0.", "conv_1."), blocks="conformer.", parts=("ffw_layer_start.", "ffw_layer_end."),
     attention="attention.attn.", post="attention.post",
@@ -30,29 +32,33 @@ _NAMES = AudioNames(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gemma3nMediaConfig(PerLayerConfig):
-    """Gemma 3n with hearing.
+    """Gemma 3n with sight and hearing.
 
     Attributes:
+        sight: the tower that sees; None: there is none.
         audio: the tower that hears.
         audio_token, image_token: ids that stand for a recording, and for a picture.
         words: the vocabularies of pictures and of recordings.
     """
 
+    sight: MobileSpec | None
     audio: AudioSpec
     audio_token: int
     image_token: int
     words: tuple[EmbedderSpec, EmbedderSpec]
 
 
-class Gemma3nForConditionalGeneration(HearingModel, Gemma3nForCausalLM):
-    """Gemma 3n: recordings, each of as many tokens as the longest takes; ids of media are embedded apart from those of text."""
+class Gemma3nForConditionalGeneration(HearingModel, MobileSightModel, Gemma3nForCausalLM):
+    """Gemma 3n: pictures of one size, and recordings, each of as many tokens as the longest takes; ids of media are embedded
+    apart from those of text."""
 
     def __init__(
         self, config: Gemma3nMediaConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int
     ) -> None:
         embedders = [MediaEmbedder(spec, dtype=dtype, device=device) for spec in config.words]
         sizes: dict[str, Any] = {"dtype": dtype, "device": device, "max_model_len": max_model_len}
-        super().__init__(config, config.audio, config.audio_token, config.image_token, embedders[1], **sizes)
+        seen = (config.sight, config.image_token, embedders[0])
+        super().__init__(config, config.audio, config.audio_token, embedders[1], sight=seen, **sizes)
         self.embedders = embedders
         self.words = torch.nn.ModuleList(embedders)
 
@@ -66,8 +72,7 @@ class Gemma3nForConditionalGeneration(HearingModel, Gemma3nForCausalLM):
         """See ``DecoderModel``."""
         found = super().weights()
         own = {name: target for each in self.embedders for name, target in each.destinations().items()}
-        unused = (*found.unused, "vision_tower.")
-        return replace(found, targets={**found.targets, **own}, unused=unused, beginnings=MEDIA_NAMES)
+        return replace(found, targets={**found.targets, **own}, beginnings=MEDIA_NAMES)
 
     @torch.no_grad()
     def finalize(self) -> None:
@@ -90,8 +95,8 @@ class Gemma3nForConditionalGeneration(HearingModel, Gemma3nForCausalLM):
             raise fields.refuse("audio_config", f"has no word for the text model's last id, {vocab - 1}, which pads")
         audio = replace(read_audio(fields, width), rows=most, padding=padding)
         return Gemma3nMediaConfig.of(
-            text, architecture=fields["architectures"][0], audio=audio, image_token=image_token(fields, 262145),
-            audio_token=fields.with_defaults(audio_token_id=262273).count("audio_token_id"), words=(seen, heard),
+            text, architecture=fields["architectures"][0], sight=_sight(fields), image_token=image_token(fields, 262145),
+            audio=audio, audio_token=fields.with_defaults(audio_token_id=262273).count("audio_token_id"), words=(seen, heard),
         )  # fmt: skip
 
 
@@ -108,6 +113,25 @@ def _embedder(fields: Fields, medium: str, width: int, **defaults: int) -> Embed
         prefix=f"embed_{medium}.", first=own.count("vocab_offset"), count=own.count("vocab_size"),
         inner=own.count("hidden_size"), width=width, eps=own.number("rms_norm_eps", least=0),
     )  # fmt: skip
+
+
+def _sight(fields: Fields) -> MobileSpec | None:
+    """The tower of ``vision_config``; None where its architecture is null, and then pictures are refused."""
+    own = _part(fields, "vision").with_defaults(hidden_size=CHANNELS, image_size=768)
+    kind, more = own.get("architecture", _SEES), own.get("model_args") or {}
+    if kind is None:
+        return None
+    if kind != _SEES:
+        raise own.refuse("architecture", f"is not implemented; {_SEES!r} is, or null for a model without sight")
+    if not isinstance(more, Mapping) or set(more) - {"channel_multiplier"}:
+        raise own.refuse("model_args", "is not implemented; 'channel_multiplier' is")
+    rows = fields.with_defaults(vision_soft_tokens_per_image=ROWS**2).count("vision_soft_tokens_per_image")
+    if rows != ROWS**2:
+        raise fields.refuse("vision_soft_tokens_per_image", f"is not implemented; {ROWS**2} is")
+    side = own.count("image_size")
+    if own.count("hidden_size") != CHANNELS or side % 256:
+        raise own.refuse("hidden_size", f"must be {CHANNELS}, and image_size a multiple of 256")
+    return MobileSpec.scaled(Fields(more).number("channel_multiplier", 1.0, least=0.01), side)
 
 
 def read_audio(fields: Fields, width: int) -> AudioSpec:

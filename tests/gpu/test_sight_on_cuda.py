@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 HEARD = "gemma4 heard"
 """Gemma 4 with prompts that have recordings, too."""
 HEARS = "gemma3n"
-"""Takes recordings alone."""
+"""Without its tower that sees."""
 
 
 def prompts(name: str) -> list[list[Any]]:

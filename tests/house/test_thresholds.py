@@ -69,7 +69,7 @@ APART: dict[str, dict[str, str]] = {
         "parallel/peer_buffers.py": "WHOLE",
         "api/token_bound.py": "CHAR_BYTES", "attention/alignment.py": "SMOOTHED", "attention/flex.py": "KEYS QUERIES",
         "core/chunks.py": "CHUNK", "multimodal/audio/mel.py": "WINDOW", "multimodal/audio/layout.py": "STRIDE",
-        "state/packed_step.py": "EDIT_INTS HEADER_INTS",
+        "state/packed_step.py": "EDIT_INTS HEADER_INTS", "models/vision/mobile.py": "ROWS",
         "runner/launch.py": "_PROMPT_WORDS", "runner/prefill_graphs.py": "_BLOCK_TOKENS _NEWCOMERS",
     },
     "sizes chosen once, at the start, from the memory that there is or from what a card computes: no step goes another way": {

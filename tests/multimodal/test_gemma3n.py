@@ -1,4 +1,4 @@
-"""Gemma 3n's hearing against transformers: spectra, towers, the engine and its doors, as ``test_sounds`` has Gemma 4's."""
+"""Gemma 3n's hearing against transformers: spectra, towers, the engine and its doors; its sight is in ``test_mobile``."""
 
 from __future__ import annotations
 

@@ -88,6 +88,27 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "audio_token_id": AUDIO, "boa_token_id": 106, "eoa_token_id": 107,
         },
     ),
+    "gemma3n sees": (
+        "Gemma3n",
+        {
+            "text_config": {
+                **_TEXT, "sliding_window": 8, "num_kv_shared_layers": 0, "laurel_rank": 6,
+                "layer_types": ["sliding_attention", "full_attention"], "hidden_size_per_layer_input": 4,
+                "vocab_size_per_layer_input": 100, "altup_num_inputs": 3, "intermediate_size": [48] * 2,
+                "activation_sparsity_pattern": [0.0, 0.0], "max_position_embeddings": 700,
+            },
+            "vision_config": {
+                "hidden_size": 2048, "vocab_size": 4, "vocab_offset": 100, "model_args": {"channel_multiplier": 0.125},
+                "image_size": 256,
+            },
+            "audio_config": {
+                "hidden_size": 24, "vocab_size": 16, "vocab_offset": 104, "input_feat_size": 18,
+                "conf_num_hidden_layers": 1, "conf_num_attention_heads": 2, "sscp_conv_channel_size": [16, 8],
+            },
+            "audio_soft_tokens_per_image": 12, "boi_token_id": 101, "eoi_token_id": 102, "image_token_id": TOKEN,
+            "audio_token_id": AUDIO, "boa_token_id": 106, "eoa_token_id": 107,
+        },
+    ),
     "paligemma": (
         "PaliGemma",
         {

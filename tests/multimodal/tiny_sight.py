@@ -41,8 +41,8 @@ MEL_3N = MelSettings(
     bins=18, window=512, lowest=125.0, highest=7600.0, emphasis=0.97, doubled=True, floor=1e-5, clamps=True, multiple=128,
     centred=False,
 )  # fmt: skip
-FAMILIES = tuple(name for name in CONFIGS if name != "gemma3n")
-"""Those that see."""
+FAMILIES = tuple(name for name in CONFIGS if not name.startswith("gemma3n"))
+"""Those that see without timm."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def changed(name: str, change: dict[str, Any]) -> Sighted:
     }
     made = getattr(transformers, f"{family}Config")(**config)
     torch.manual_seed(sum(map(ord, name)))
-    with without_timm():
+    with contextlib.nullcontext() if name == "gemma3n sees" else without_timm():
         model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
     with torch.no_grad():
         for parameter, tensor in model.named_parameters():
@@ -83,10 +83,20 @@ def changed(name: str, change: dict[str, Any]) -> Sighted:
             model.lm_head.weight[[TOKEN, VIDEO, AUDIO]] = 0.0
         for buffer, tensor in model.named_buffers():
             tensor.copy_(_drawn_range(buffer, torch.randn(tensor.shape), tensor))
-    folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name.replace(' ', '-')}-"))
     model.save_pretrained(folder)
+    if name.startswith("gemma3n"):
+        set_sight(folder, {"image_size": 256} if name == "gemma3n sees" else {"architecture": None})
     save_texts(name, folder, TOKEN, VIDEO)
     return Sighted(name, model, str(folder))
+
+
+def set_sight(folder: Path, change: dict[str, Any]) -> None:
+    """Change the ``vision_config`` of a checkpoint."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["vision_config"] |= change
+    file.write_text(json.dumps(config))
 
 
 @contextlib.contextmanager
@@ -105,8 +115,8 @@ def without_timm() -> Iterator[None]:
 
 
 def ears(info: VisionInfo) -> tuple[SoundInfo, MelSettings]:
-    """How a tiny model hears: Gemma 4, or Gemma 3n, which does nothing else."""
-    return (SOUND, MEL) if info.longest else (SOUND_3N, MEL_3N)
+    """How a tiny model hears: Gemma 4, or Gemma 3n, whose patches are a sixteenth of a picture, or none."""
+    return (SOUND_3N, MEL_3N) if info.patch in (1, 16) else (SOUND, MEL)
 
 
 def _drawn_range(name: str, drawn: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
@@ -139,6 +149,7 @@ def picture(name: str, seed: int, *, larger: bool = False) -> npt.NDArray[np.uin
     sizes = {
         "llava": (1, 28, 28), "gemma3": (1, 56, 56), "paligemma": (1, 28, 28), "smolvlm": (2, 56, 56),
         "internvl": (2, 28, 28), "gemma4": (1, 24 + 12 * larger, 48 - 12 * larger),
+        "gemma3n sees": (1, 256, 256),
     }  # fmt: skip
     tiles, height, width = sizes.get(name, (1, 24 + 16 * larger, 40 - 8 * larger))
     return np.random.default_rng(seed).integers(0, 256, (tiles, height, width, 3), np.uint8)
@@ -282,7 +293,7 @@ def hf_sounds(sounds: list[npt.NDArray[np.float32]], name: str = "gemma4") -> di
     """Recordings as transformers prepares them, padded to the longest."""
     from transformers import Gemma3nAudioFeatureExtractor, Gemma4AudioFeatureExtractor
 
-    is_3n = name == "gemma3n"
+    is_3n = name.startswith("gemma3n")
     make, bins = (Gemma3nAudioFeatureExtractor, 18) if is_3n else (Gemma4AudioFeatureExtractor, 16)
     found = make(feature_size=bins)(sounds, return_tensors="np")
     given = {each: torch.from_numpy(np.stack(found[each])) for each in ("input_features", "input_features_mask")}

@@ -8,8 +8,8 @@ from typing import Any
 
 MARKERS = {
     "llava": ("<image>", "<image>"), "gemma3": ("<image_soft_token>", "<start_of_image>"), "paligemma": ("<image>",) * 2,
-    "gemma4": ("<|image|>",) * 2, "gemma3n": ("<|image|>",) * 2, "smolvlm": ("<image>",) * 2, "mistral3": ("[IMG]",) * 2,
-    "internvl": ("<IMG_CONTEXT>",) * 2,
+    **dict.fromkeys(("gemma4", "gemma3n", "gemma3n sees"), ("<|image|>",) * 2), "smolvlm": ("<image>",) * 2,
+    "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
 }  # fmt: skip
 """Text of the token that stands for a row, and of the one that a prompt has for a picture."""
 PARTS = (
@@ -48,7 +48,7 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
         own = {"size": {"shortest_edge": 256, "longest_edge": 2048}, "fps": 2}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(own))
     specials |= {text: 106 + i for i, text in enumerate(_AROUND.get(name, ()))}
-    if name in ("gemma4", "gemma3n"):
+    if name.startswith(("gemma4", "gemma3n")):
         specials |= {"<|audio|>": 104, "<boa>": 106, "<eoa>": 107}
     if name == "gemma4":
         specials["<|video|>"] = video
@@ -70,11 +70,12 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
         "internvl": {"size": {"height": 28, "width": 28}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6},
         "mistral3": {"size": {"longest_edge": 40}},
         "gemma4": {"patch_size": 4, "max_soft_tokens": 9},
+        "gemma3n sees": {"feature_size": 18, "size": {"height": 256, "width": 256}, "resample": 2, "do_normalize": False},
         "gemma3n": {"feature_size": 18, "frame_length": 512, "fft_length": 1024, "mel_floor": 1e-5, "dither": 0.0},
     }  # fmt: skip
     own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
     (folder / "preprocessor_config.json").write_text(json.dumps(own))
-    if name == "gemma3n":
+    if name.startswith("gemma3n"):
         (folder / "processor_config.json").write_text(json.dumps({"audio_seq_length": 12, "image_seq_length": 9}))
     if name == "gemma4":
         ears = {"feature_size": 16, "sampling_rate": 16000, "frame_length": 320, "mel_floor": 0.001}

@@ -30,7 +30,7 @@ BLOCK_BYTES = 2 * 8 * 2 * 2 * 8 * 4
 HEARD = "gemma4 heard"
 """Gemma 4 with prompts that have recordings, too."""
 HEARS = "gemma3n"
-"""Takes recordings alone."""
+"""Without its tower that sees."""
 
 
 def checkpoint(name: str) -> str:
