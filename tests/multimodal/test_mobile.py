@@ -13,8 +13,10 @@ from headway import LLM
 from headway.core.config import Thresholds
 from headway.core.errors import InvalidRequestError, UnsupportedModelError
 from headway.engine.boot import build_engine
-from headway.models.registry import read_config
+from headway.models.interface import EncoderInput
+from headway.models.registry import model_class, read_config
 from headway.models.vision.mobile import CHANNELS, MobileSpec, MobileTower
+from headway.multimodal.items import make_item
 from tests.engine.harness import run
 from tests.multimodal.test_doors import GREEDY, noise, options, png
 from tests.multimodal.test_engine import info_of
@@ -22,6 +24,8 @@ from tests.multimodal.test_gemma3n import sound
 from tests.multimodal.tiny_configs import CONFIGS
 from tests.multimodal.tiny_sight import (
     AUDIO,
+    SCALE,
+    SHIFT,
     TOKEN,
     VIDEO,
     VOCAB,
@@ -85,6 +89,39 @@ def test_rows_are_those_of_timm(side: int) -> None:
         tower.run_block(number, buffers)
     expected = model(pixels[None])[0].flatten(1).T * CHANNELS**0.5
     torch.testing.assert_close(tower.close(buffers), expected, atol=2e-3, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_a_pass_hands_on_its_maps() -> None:
+    """Each step reads what the one before gave; the fusion reads the last map of the third stage, too."""
+    tower = MobileTower(MobileSpec.scaled(0.125, 256), dtype=torch.float32, device=CPU)
+    drawn(tower)
+    pixels = torch.randn(3, 256, 256, generator=torch.Generator().manual_seed(1))
+    x, kept = tower.stem(pixels), pixels
+    for name, block in tower.blocks:
+        kept = x if name == "blocks.3.0." else kept
+        x = block(x)
+    expected = tower.fusion(kept, x).flatten(1).T * CHANNELS**0.5
+    buffers = tower.pass_buffers(CPU)
+    for _ in range(2):  # the second finds what the first has left
+        tower.open(buffers, pixels)
+        for number in range(len(tower.costs)):
+            tower.run_block(number, buffers)
+        torch.testing.assert_close(tower.close(buffers), expected)
+
+
+def test_squares_become_the_picture() -> None:
+    """Of three colours with scales of their own; rows and columns are not exchanged."""
+    config = read_config({"architectures": ["Gemma3nForConditionalGeneration"], **CONFIGS[NAME][1]})
+    model: Any = model_class(config.architecture)(config, dtype=torch.float32, device=CPU, max_model_len=64)
+    shown = picture(NAME, 1)
+    item = make_item(model.spec.vision, shown, SCALE, SHIFT)
+    data = torch.frombuffer(bytearray(item.data), dtype=torch.int32)
+    assert item.rows == 256 and len(data) <= model.spec.encoder.words
+    buffers = model.pass_buffers()
+    model.open_pass(EncoderInput(item.rows, item.sizes, data, data), buffers, model.exact_shape(item.sizes))
+    expected = torch.from_numpy(shown[0] * SCALE + SHIFT).permute(2, 0, 1)
+    torch.testing.assert_close(buffers.x[: 3 * 256**2].view(3, 256, 256), expected)
 
 
 def prompts() -> list[list[Any]]:
