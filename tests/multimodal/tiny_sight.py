@@ -34,7 +34,7 @@ from tests.multimodal.tiny_texts import save_texts
 TOKEN, VIDEO, AUDIO, VOCAB = tiny_configs.TOKEN, tiny_configs.VIDEO, tiny_configs.AUDIO, tiny_configs.VOCAB
 SCALE = np.array([0.0153, 0.0171, 0.0162], np.float32)
 SHIFT = np.array([-1.9, -2.0, -1.7], np.float32)
-SOUND = SoundInfo(token=AUDIO, mel_bins=16, reach=4, longest=160)
+SOUND = SoundInfo(token=AUDIO, mel_bins=16, reach=4, longest=160, units=160)
 MEL = MelSettings(bins=16)
 SOUND_3N = SoundInfo(token=AUDIO, mel_bins=18, reach=5, longest=12, units=48, reduces=4, pads=True)
 MEL_3N = MelSettings(

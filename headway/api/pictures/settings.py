@@ -47,8 +47,7 @@ FAMILIES: Mapping[str, Family] = {
         "fixed", "spans", size={"height": 224, "width": 224}, resample=BILINEAR, image_mean=_HALF, image_std=_HALF
     ),
     "Gemma3nForConditionalGeneration": _family(
-        "fixed", "apart", size={"height": 768, "width": 768}, resample=BILINEAR, do_normalize=False, image_mean=_HALF,
-        image_std=_HALF,
+        "fixed", "apart", size={"height": 768, "width": 768}, image_mean=_HALF, image_std=_HALF
     ),
     "Gemma4ForConditionalGeneration": _family(
         "budget", "wrapped", size={}, max_soft_tokens=280, do_normalize=False, image_mean=[0.0] * 3, image_std=[1.0] * 3
