@@ -161,7 +161,7 @@ def picture_prompt(door: Pictures, text: str, pictures: Sequence[object]) -> Tex
         text = MarkedText.of(text.marked.replace(PLACE, door.marker), text.mark)
     else:
         text = text.replace(PLACE, door.marker)
-    data: dict[str, list[object]] = {"image": []}
+    data: dict[str, list[object]] = {}
     for each in pictures:
         kind = "video" if isinstance(each, Clip) else "audio" if isinstance(each, Sound) else "image"
         data.setdefault(kind, []).append(each)

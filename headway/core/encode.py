@@ -42,7 +42,7 @@ class EncoderItem(msgspec.Struct, kw_only=True, array_like=True, frozen=True):
     """One recording, picture or text, prepared for the encoder.
 
     Attributes:
-        kind: "audio", "text" or "image"; of a recording in a prompt "audio", too.
+        kind: "audio", "text", "image", or "video" of a part of one; of a recording in a prompt "audio", too.
         key: names the outputs: a digest of the content and of every option that changes them. Equal keys, equal outputs.
         rows: outputs, exactly; >= 1.
         sizes: what else the encoder must know as host integers: frames, patches, grids.

@@ -44,11 +44,11 @@ class VisionInfo(msgspec.Struct, kw_only=True, frozen=True):
         token: id of the token that stands for each row in a prompt.
         sees: tokens that see later ones: "spans": those of one picture each other; "prompt": those of the prompt; "": none.
         video_token: the same in a video; -1: the model reads none.
-        frames: pictures of a video that become one, a *part*.
+        frames: pictures of a video that become one, a *part*; 1: each is a part.
         tempo: positions of time that a second takes; 0: a part takes one.
         stamps: parts of a video have places of their own, and the text says when each is.
         rotates_by_place: positions of a picture's tokens are (time, row, column), and text behind it goes on after the largest.
-        longest: most rows of a picture.
+        longest: most rows of a picture; 0: the model takes none.
         cache_rows: rows of the encoder cache, those of a request's pictures that are needed at once at most.
         longest_whole: most tokens that see each other; 0: none do.
     """
@@ -84,9 +84,20 @@ class SoundInfo(msgspec.Struct, kw_only=True, frozen=True):
         mel_bins: of a spectrogram.
         reach: most rows that one sees in a block of the tower.
         longest: most rows of a recording.
+        units: rows that pass the tower's blocks at most; 0: as many as of the decoder.
+        reduces: every so many of them one is the decoder's.
+        pads: each recording takes ``longest`` rows, however short it is.
     """
 
     token: int
     mel_bins: int
     reach: int
     longest: int
+    units: int = 0
+    reduces: int = 1
+    pads: bool = False
+
+    @property
+    def most_units(self) -> int:
+        """Of a recording, in rows that pass the tower's blocks."""
+        return min(self.units or self.longest, self.longest * self.reduces)

@@ -88,7 +88,7 @@ def scheduled(spec: ModelSpec, sizes: Sizes, ratio: float, dtype: torch.dtype) -
         tokens = max(int((1 + ratio) * dtype.itemsize * FLOPS_PER_BYTE / 2) // LEAST_TOKENS, 1) * LEAST_TOKENS
     return {
         "encoder_blocks": () if spec.encoder is None else spec.encoder.blocks,
-        "sound_blocks": () if spec.encoder is None or spec.encoder.beside is None else spec.encoder.beside.blocks,
+        "sound_blocks": () if spec.encoder is None else spec.encoder.of_kind("audio"),
         "encoder_work": work,
         "media_tokens": tokens,
         "max_encoder_rows": encoder_rows(spec, sizes),

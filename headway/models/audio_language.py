@@ -1,4 +1,5 @@
-"""``HearingModel``: a decoder with sight whose prompts have recordings, too. A second tower fills rows of the same cache.
+"""``HearingModel``: a decoder whose prompts have recordings. Its tower stands alone, or beside one that sees, and both fill
+rows of one cache.
 
 What runs a pass over an item is the same for both towers; an item's sizes say whose it is.
 """
@@ -6,6 +7,7 @@ What runs a pass over an item is the same for both towers; an item's sizes say w
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
@@ -16,13 +18,14 @@ from headway.models.audio.spec import AudioSpec
 from headway.models.audio.tower import AudioBuffers, AudioTower, captured_rows
 from headway.models.decoder import DecoderConfig
 from headway.models.interface import EncoderInput, EncoderSpec, WeightMap
+from headway.models.media_embedder import MediaEmbedder
+from headway.models.media_language import MediaModel
 from headway.models.vision.passes import PassBuffers, PassShape
-from headway.models.vision_language import VisionLanguageModel
 from headway.multimodal.audio.layout import FRAMES_PER_ROW, SoundLayout, is_sound
 from headway.state.cache_pool import CachePool
 
-MOST_ROWS = 750
-"""Of a recording: 30 s, which is what these towers were trained on."""
+MOST_UNITS = 750
+"""Rows that pass the blocks of a recording: 30 s, which is what these towers were trained on."""
 
 
 @dataclass(slots=True)
@@ -37,11 +40,13 @@ class BothBuffers(PassBuffers):
         return cls(**{each.name: getattr(pictures, each.name) for each in fields(pictures)}, sounds=sounds)
 
 
-class HearingModel(VisionLanguageModel):
+class HearingModel(MediaModel):
     """See the module; with ``audio`` None it hears nothing.
 
     Args:
         token: id of placeholders of recordings.
+        embedder: see ``AudioTower``.
+        more: what the model that it stands upon takes.
     """
 
     def __init__(
@@ -49,47 +54,57 @@ class HearingModel(VisionLanguageModel):
         config: DecoderConfig,
         audio: AudioSpec | None,
         token: int,
+        embedder: MediaEmbedder | None = None,
         *,
         dtype: torch.dtype,
         device: torch.device,
         max_model_len: int,
+        **more: Any,
     ) -> None:
-        super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
+        super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len, **more)
         self._audio = audio
         self.audio_tower: AudioTower | None = None
         if audio is None:
             return
         # On stages behind the first it gives its tensors' names alone, as the tower of pictures does.
-        self.audio_tower = AudioTower(audio, dtype=dtype, device=device if self._enters else torch.device("meta"))
-        longest = min(MOST_ROWS, max_model_len)
-        first = self.spec.encoder
-        assert first is not None and first.width == audio.width, "rows of both towers lie in one table"
-        beside = EncoderSpec(
+        place = device if self._enters else torch.device("meta")
+        self.audio_tower = AudioTower(audio, embedder, dtype=dtype, device=place)
+        longest = audio.rows or min(MOST_UNITS, max_model_len)
+        units = min(longest * audio.reduces, MOST_UNITS)
+        own = EncoderSpec(
             kind="audio", longest=longest, words_per_row=audio.words_per_row, width=audio.width,
-            blocks=audio.block_costs, sizes=SoundLayout(FRAMES_PER_ROW * longest, audio.mel_bins).sizes,
+            blocks=audio.block_costs, sizes=SoundLayout(FRAMES_PER_ROW * units, audio.mel_bins).sizes,
         )  # fmt: skip
-        sound = SoundInfo(token=token, mel_bins=audio.mel_bins, reach=audio.window, longest=longest)
-        self.spec = replace(self.spec, encoder=replace(first, beside=beside), sound=sound)
+        sound = SoundInfo(
+            token=token, mel_bins=audio.mel_bins, reach=audio.window, longest=longest, units=units,
+            reduces=audio.reduces, pads=audio.rows > 0,
+        )  # fmt: skip
+        first = self.spec.encoder
+        if first is None:
+            self.spec = replace(self.spec, encoder=own, sound=sound, encodes=self._enters)
+            return
+        assert first.width == audio.width, "rows of both towers lie in one table"
+        self.spec = replace(self.spec, encoder=replace(first, beside=own), sound=sound)
 
     def pass_buffers(self) -> PassBuffers:
         """See ``PartedModel``."""
         pictures, tower, sound = super().pass_buffers(), self.audio_tower, self.spec.sound
         if tower is None or sound is None:
             return pictures
-        sounds = AudioBuffers.make(tower.spec, sound.longest, dtype=tower.dtype, device=self.device)
+        sounds = AudioBuffers.make(tower.spec, sound.units, dtype=tower.dtype, device=self.device)
         return BothBuffers.of(pictures, sounds)
 
     def pass_shapes(self) -> list[PassShape]:
         """See ``PartedModel``."""
         sound = self.spec.sound
-        sizes = [] if sound is None else captured_rows(sound.longest)
-        return [*super().pass_shapes(), *(_shape(rows) for rows in sizes)]
+        sizes = [] if sound is None else captured_rows(sound.units)
+        return [*super().pass_shapes(), *(_shape(units) for units in sizes)]
 
     def exact_shape(self, sizes: tuple[int, ...]) -> PassShape:
         """See ``PartedModel``."""
         if not is_sound(sizes):
             return super().exact_shape(sizes)
-        return _shape(SoundLayout(*sizes).rows)
+        return _shape(SoundLayout(*sizes).units)
 
     def blocks_of(self, shape: PassShape) -> tuple[BlockCost, ...]:
         """See ``PartedModel``."""
@@ -117,7 +132,7 @@ class HearingModel(VisionLanguageModel):
             super().close_pass(item, buffers, caches)
             return
         assert caches.features is not None
-        rows = self._tower().close(_sounds(buffers), item.rows)
+        rows = self._tower().close(_sounds(buffers), SoundLayout(*item.sizes).units, item.rows)
         store_rows(caches.features, item.places, rows.to(caches.features.dtype))
 
     def _tower(self) -> AudioTower:
@@ -141,8 +156,8 @@ class HearingModel(VisionLanguageModel):
         super().finalize()
 
 
-def _shape(rows: int) -> PassShape:
-    return PassShape(1, rows, is_sound=True)
+def _shape(units: int) -> PassShape:
+    return PassShape(1, units, is_sound=True)
 
 
 def _sounds(buffers: PassBuffers) -> AudioBuffers:

@@ -4,7 +4,7 @@ layers' keys and values, per-layer inputs, and a scalar on each layer."""
 from __future__ import annotations
 
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -48,7 +48,7 @@ class PerLayerConfig(DecoderConfig):
 class Gemma4ForCausalLM(DecoderModel):
     """Dense ones, and those whose layers have a mixture beside the dense part (``gemma4_blocks``)."""
 
-    knows_stages = ("_enter",)
+    knows_stages: ClassVar[tuple[str, ...]] = ("_enter",)
 
     def __init__(self, config: PerLayerConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)

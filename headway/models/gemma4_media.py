@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -17,17 +18,18 @@ from headway.models.gemma4 import Gemma4ForCausalLM, PerLayerConfig
 from headway.models.layers.activation import ACTIVATIONS
 from headway.models.sighted import image_token, sighted_text, vision_fields
 from headway.models.vision import families
-from headway.models.vision_language import SightConfig
+from headway.models.vision_language import SightConfig, VisionLanguageModel
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
 
-_NAMES = (
+MEDIA_NAMES = (
     ("model.language_model.", "model."),
     ("model.vision_tower.", "vision_tower."),
     ("model.embed_vision.", "embed_vision."),
     ("model.audio_tower.", "audio_tower."),
     ("model.embed_audio.", "embed_audio."),
 )
+"""Beginnings of names that exporters write -> those here."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,8 +50,9 @@ class Gemma4MediaConfig(PerLayerConfig):
     padding: int
 
 
-class Gemma4ForConditionalGeneration(HearingModel, Gemma4ForCausalLM):
-    """Gemma 4: pictures of any shape, and recordings; in sliding layers of larger models tokens of a picture see each other."""
+class Gemma4ForConditionalGeneration(HearingModel, VisionLanguageModel, Gemma4ForCausalLM):
+    """Gemma 4: pictures of any shape, videos as frames with their times, and recordings; in sliding layers of larger models
+    tokens of a picture see each other."""
 
     knows_stages = ("_inputs",)
 
@@ -86,8 +89,9 @@ class Gemma4ForConditionalGeneration(HearingModel, Gemma4ForCausalLM):
         media = tuple(defaults[name] for name in ("video_token_id", "audio_token_id") if defaults[name] is not None)
         most = fields.with_defaults(vision_soft_tokens_per_image=1120).count("vision_soft_tokens_per_image")
         sight = SightConfig(
-            vision=tower, token=token, sees="spans" if both_ways else "", most_rows=most, beginnings=_NAMES
-        )
+            vision=tower, token=token, sees="spans" if both_ways else "", most_rows=most, beginnings=MEDIA_NAMES,
+            video_token=-1 if defaults["video_token_id"] is None else defaults.count("video_token_id"), stamps=True,
+        )  # fmt: skip
         return Gemma4MediaConfig.of(
             text,
             architecture=fields["architectures"][0],
@@ -126,6 +130,7 @@ def read_audio(fields: Fields, width: int) -> AudioSpec | None:
     past, right = own.count("attention_context_left") - 1, int(own.number("attention_context_right", least=0))
     if past < 1:
         raise own.refuse("attention_context_left", "must be at least 2: a row sees itself")
+    span = (own.count("attention_chunk_size") + past + right) // 2
     return AudioSpec(
         mel_bins=channels[0],  # the product behind the convolutions is as wide as if there were so many
         channels=(channels[0], channels[1]),
@@ -135,7 +140,9 @@ def read_audio(fields: Fields, width: int) -> AudioSpec | None:
         activation=own.choice("hidden_act", ACTIVATIONS),
         past=past,
         future=max(right - 1, 0),
-        span=(own.count("attention_chunk_size") + past + right) // 2,
+        span=span,
+        placed=min(past + max(right - 1, 0), span),
+        key_scale=math.log(1 + math.e) / math.log(2),
         soft_cap=own.number("attention_logit_cap"),
         hidden_score=own.number("attention_invalid_logits_value"),
         kernel=own.count("conv_kernel_size"),
@@ -143,6 +150,7 @@ def read_audio(fields: Fields, width: int) -> AudioSpec | None:
         limit=own.number("gradient_clipping", least=0),
         clipped=own.flag("use_clipped_linears"),
         eps=own.number("rms_norm_eps", least=0),
+        first_eps=own.number("rms_norm_eps", least=0),
         out=own.count("output_proj_dims"),
         width=width,
     )

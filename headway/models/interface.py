@@ -162,6 +162,10 @@ class EncoderSpec:
         """It, and what stands beside it."""
         return (self,) if self.beside is None else (self, self.beside)
 
+    def of_kind(self, kind: str) -> tuple[BlockCost, ...]:
+        """The blocks of the one that takes such items; (): there is none."""
+        return next((each.blocks for each in self.both if each.kind == kind), ())
+
     @property
     def words(self) -> int:
         """Of the longest item's input."""

@@ -43,6 +43,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "Gemma3ForCausalLM": "headway.models.gemma:Gemma3ForCausalLM",
         "Gemma3nForCausalLM": "headway.models.gemma3n:Gemma3nForCausalLM",
         "Gemma4ForCausalLM": "headway.models.gemma4:Gemma4ForCausalLM",
+        "Gemma3nForConditionalGeneration": "headway.models.gemma3n_media:Gemma3nForConditionalGeneration",
         "GemmaForCausalLM": "headway.models.gemma:GemmaForCausalLM",
         "Gemma3ForConditionalGeneration": "headway.models.sighted:Gemma3ForConditionalGeneration",
         "Glm4ForCausalLM": "headway.models.glm:Glm4ForCausalLM",
@@ -147,8 +148,6 @@ WHY_NOT: Mapping[str, str] = MappingProxyType(
         "DeepseekV4ForCausalLM": "its compressed attention caches an entry for every 4 and for every 128 tokens, and caches "
         "here have one for each token; besides, its experts are chosen by hashes and its residual is four streams. Take a "
         "DeepseekV32ForCausalLM",
-        "Gemma3nForConditionalGeneration": "its sight is MobileNet-v5, which timm alone defines, and its hearing a conformer. "
-        "Take its text model, a Gemma3nForCausalLM, or a Gemma4ForConditionalGeneration",
     }
 )
 """Architectures that people will try, and what stands in their way."""

@@ -19,11 +19,12 @@ from headway.core.encode import BlockCost
 from headway.core.media import Grid, VisionInfo
 from headway.kernels.place_rows import place_rows
 from headway.kernels.store_rows import store_rows
-from headway.models.decoder import DecoderConfig, DecoderModel
+from headway.models.decoder import DecoderConfig
 from headway.models.interface import EncoderInput, EncoderSpec, WeightMap
 from headway.models.layers.attention import Attention
 from headway.models.layers.forms import LayerForms
 from headway.models.layers.junction import Stream
+from headway.models.media_language import MediaModel
 from headway.models.vision.passes import PassBuffers, PassShape, exact_shape, largest_shape, pass_shapes
 from headway.models.vision.spec import VisionSpec
 from headway.models.vision.tower import VisionTower
@@ -71,7 +72,7 @@ class SightedConfig(DecoderConfig):
     sight: SightConfig
 
 
-class VisionLanguageModel(DecoderModel):
+class VisionLanguageModel(MediaModel):
     """See the module."""
 
     knows_stages: ClassVar[tuple[str, ...]] = ("_inputs", "_add_behind")
@@ -164,10 +165,7 @@ class VisionLanguageModel(DecoderModel):
         store_rows(caches.features, item.places, rows.to(caches.features.dtype))
 
     def _inputs(self, batch: StepBatch, caches: CachePool) -> tuple[torch.Tensor, StepBatch]:
-        x = self._entering(batch)
-        if self._enters and batch.media_rows is not None:
-            assert caches.features is not None
-            place_rows(x, caches.features, batch.media_rows, 0, False)
+        x, batch = super()._inputs(batch, caches)
         if self._axes is None or batch.places is None:
             return x, batch
         table = self._positions_table

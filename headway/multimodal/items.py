@@ -20,13 +20,21 @@ KEY_BYTES = 20
 
 
 def make_item(
-    info: VisionInfo, tiles: npt.NDArray[np.uint8], scale: Floats, shift: Floats, *, frames: int = 1, late: int = -1
+    info: VisionInfo,
+    tiles: npt.NDArray[np.uint8],
+    scale: Floats,
+    shift: Floats,
+    *,
+    kind: str = "image",
+    frames: int = 1,
+    late: int = -1,
 ) -> EncoderItem:
     """The item of one picture, or of a part of a video.
 
     Args:
         tiles: [tiles, height, width, channels], sides multiples of a merged patch.
         scale, shift: f32 [channels]: a pixel becomes pixel * scale + shift.
+        kind: "image", or "video" of a part.
         frames: so many tiles follow each other in time, and patches at one place are one.
         late: see ``EncoderItem``.
     """
@@ -43,7 +51,7 @@ def make_item(
     for part in (scale, shift, tiles):
         name.update(np.ascontiguousarray(part).tobytes())
     return EncoderItem(
-        kind="image",
+        kind=kind,
         key=name.digest(),
         rows=grid.patches // info.group**2,
         sizes=layout.sizes,
@@ -86,11 +94,11 @@ def find_runs(
         while start < end:
             count = min(end - start, items[item].rows - first)
             run = MediaRun(item=item, first=first, start=start, end=start + count)
-            is_heard = items[item].kind == "audio"
-            token = heard if is_heard else info.tokens[Layout.of(items[item].sizes).frames > 1]
+            kind = items[item].kind
+            token = {"image": info.token, "video": info.video_token, "audio": heard}[kind]
             if not (ids[start : run.end] == token).all():
                 raise InvalidRequestError("placeholders of pictures, videos and recordings are mixed up", FIELD)
-            if is_heard:
+            if kind == "audio":
                 run = structs.replace(run, columns=0)
             elif info.rotates_by_place:
                 run = _rotated(info, run, items[item], runs[-1] if runs else None)

@@ -187,6 +187,8 @@ def cut_clip(frames: Sequence[Image], settings: ImageSettings, each: int) -> Pix
             height, width = int(height * scale), int(width * scale)
         counted = round(len(frames) / each) * each
         rows, columns = _smart_size(height, width, settings, len(frames), counted)
+    elif settings.rule == "budget":
+        rows, columns = _budget_size(height, width, settings)
     else:
         rows, columns = _smart_size(height, width, settings)
     check_rows(1, rows, columns, settings)
@@ -196,16 +198,21 @@ def cut_clip(frames: Sequence[Image], settings: ImageSettings, each: int) -> Pix
 
 def _budget(image: Image, settings: ImageSettings) -> Tiles:
     """As large as a number of pixels allows, in whole steps, whatever size it has (Gemma 4)."""
+    rows, columns = _budget_size(image.height, image.width, settings)
+    return Tiles(_array(_resized(image, rows, columns, settings))[None])
+
+
+def _budget_size(height: int, width: int, settings: ImageSettings) -> tuple[int, int]:
     step, longest = settings.step, settings.most // settings.step
-    factor = math.sqrt(settings.most / (image.height * image.width))
-    rows, columns = (math.floor(factor * side / step) * step for side in (image.height, image.width))
+    factor = math.sqrt(settings.most / (height * width))
+    rows, columns = (math.floor(factor * side / step) * step for side in (height, width))
     if not rows and not columns:
         raise InvalidRequestError("the model's pictures are too small for any image; raise max_model_len", FIELD)
     if not rows:
-        rows, columns = step, min(image.width // image.height * step, longest)
+        rows, columns = step, min(width // height * step, longest)
     elif not columns:
-        rows, columns = min(image.height // image.width * step, longest), step
-    return Tiles(_array(_resized(image, rows, columns, settings))[None])
+        rows, columns = min(height // width * step, longest), step
+    return rows, columns
 
 
 def _bounded(image: Image, settings: ImageSettings) -> Tiles:

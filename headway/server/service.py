@@ -84,7 +84,7 @@ class Service:
         """Raises ApiError: the model takes none of that kind, there are too many, or they lie where nobody may look."""
         pictures = self.llm.pictures
         images, sounds = ([each for each in media if each.is_sound == kind] for kind in (False, True))
-        if images and pictures is None:
+        if images and (pictures is None or "image" not in pictures.kinds):
             raise refuse(f"the model {self.names[0]} sees no images; send text alone", images[0].where)
         if sounds and (pictures is None or "audio" not in pictures.kinds):
             raise refuse(f"{sounds[0].where}: {NO_SOUND}", sounds[0].where)

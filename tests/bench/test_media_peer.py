@@ -13,7 +13,8 @@ import torch
 from bench import hearing, media_peer, sight
 from headway.engine.boot import build_engine
 from tests.engine.tiny_encoder_decoders import MELS, OUTPUTS, whisper
-from tests.multimodal.tiny_sight import _in_parts, arguments, sighted
+from tests.multimodal.hf_patches import in_parts
+from tests.multimodal.tiny_sight import arguments, sighted
 
 
 @pytest.mark.parametrize("name", ["gemma3", "qwen2.5"])
@@ -44,7 +45,7 @@ def test_pictures_are_those_that_headway_reads(name: str, monkeypatch: pytest.Mo
     ]
     expected = torch.stack(pictures)
     if name == "qwen2.5":
-        expected, grids = _in_parts([each[None].expand(2, -1, -1, -1) for each in pictures], info)
+        expected, grids = in_parts([each[None].expand(2, -1, -1, -1) for each in pictures], info)
         assert torch.equal(given[1]["image_grid_thw"], grids)
     torch.testing.assert_close(given[1]["pixel_values"], expected)
 

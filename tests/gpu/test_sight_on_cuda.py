@@ -10,7 +10,7 @@ import torch
 from headway.core.config import Thresholds
 from headway.engine.boot import build_engine
 from tests.engine.harness import run
-from tests.multimodal import test_engine, test_sounds
+from tests.multimodal import test_engine, test_gemma3n, test_sounds
 from tests.multimodal.test_engine import cache_rows
 from tests.multimodal.tiny_sight import FAMILIES, arguments, hf_greedy, request, sighted
 
@@ -19,13 +19,17 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 
 HEARD = "gemma4 heard"
 """Gemma 4 with prompts that have recordings, too."""
+HEARS = "gemma3n"
+"""Without its tower that sees."""
 
 
 def prompts(name: str) -> list[list[Any]]:
+    if name == HEARS:
+        return test_gemma3n.prompts()
     return test_sounds.prompts() if name == HEARD else test_engine.prompts(name)
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, HEARD])
+@pytest.mark.parametrize("name", [*FAMILIES, HEARD, HEARS])
 @pytest.mark.parametrize("eager", [False, True], ids=["graphs", "eager"])
 def test_tokens_are_those_of_transformers(name: str, eager: bool) -> None:
     """In float32; beside rows that decode a step does one block of the tower. Towers and steps with pictures replay graphs."""

@@ -69,14 +69,14 @@ APART: dict[str, dict[str, str]] = {
         "parallel/peer_buffers.py": "WHOLE",
         "api/token_bound.py": "CHAR_BYTES", "attention/alignment.py": "SMOOTHED", "attention/flex.py": "KEYS QUERIES",
         "core/chunks.py": "CHUNK", "multimodal/audio/mel.py": "WINDOW", "multimodal/audio/layout.py": "STRIDE",
-        "state/packed_step.py": "EDIT_INTS HEADER_INTS",
+        "state/packed_step.py": "EDIT_INTS HEADER_INTS", "models/vision/mobile.py": "ROWS",
         "runner/launch.py": "_PROMPT_WORDS", "runner/prefill_graphs.py": "_BLOCK_TOKENS _NEWCOMERS",
     },
     "sizes chosen once, at the start, from the memory that there is or from what a card computes: no step goes another way": {
         "engine/sizes.py": "CHECKPOINT_SHARE CPU_KV_MOST CPU_KV_SHARE WHOLE_PROMPT",
         "engine/sight.py": "ENCODER_CACHE_ITEMS ENCODER_CACHE_LEAST FLOPS_PER_BYTE LEAST_TOKENS",
         "models/vision/passes.py": "LEAST_TILE", "models/vision_language.py": "MOST_ROWS",
-        "models/audio_language.py": "MOST_ROWS",
+        "models/audio_language.py": "MOST_UNITS",
         "scheduler/cache/state.py": "LEAST_BLOCKS", "engine/accord.py": "LEAST_TOKENS", "engine/process.py": "MAX_IPC_PATH",
     },
     "small enough that tests with tiny models meet both sides: shapes of graphs, parts of a list, routes that are kept": {

@@ -18,12 +18,13 @@ from headway.models.vision.passes import (
 )
 from headway.models.vision.spec import VisionSpec
 from headway.multimodal.layout import lay_out
-from tests.multimodal.tiny_sight import _CONFIGS, FAMILIES
+from tests.multimodal.tiny_configs import CONFIGS
+from tests.multimodal.tiny_sight import FAMILIES
 
 
 def tower_of(name: str) -> tuple[VisionSpec, bool]:
     """Its description, and whether all pictures are of one size."""
-    family, values = _CONFIGS[name]
+    family, values = CONFIGS[name]
     read = read_config({"architectures": [f"{family}ForConditionalGeneration"], "eos_token_id": 2, **values})
     sight = read.sight  # type: ignore[attr-defined]
     return sight.vision, sight.one_size > 0

@@ -33,9 +33,9 @@ families = pytest.mark.parametrize("name", FAMILIES)
 
 
 def prompts(name: str) -> list[list[Any]]:
-    """Pictures first, last, beside each other but for a token, twice the same; and text alone. Qwen sees videos, too."""
+    """Pictures first, last, beside each other but for a token, twice the same; and text alone. Some see videos, too."""
     one, two, three = picture(name, 1), picture(name, 2, larger=True), picture(name, 3)
-    if name.startswith("qwen") and (name != "qwen2.5" or KNOWS_TIMES):
+    if name.startswith(("qwen", "gemma4")) and (name != "qwen2.5" or KNOWS_TIMES):
         short, long = film(name, 14, 2, 2.0), film(name, 15, 3, 1.25)
         return [*_prompts(one, two, three)[:1], [short, 3, one, 4, 5], *_prompts(one, two, three)[2:4],
                 [30, two, 31, long, 32, one, 33]]  # fmt: skip

@@ -14,8 +14,8 @@ from headway.engine.boot import build_engine
 from headway.models.registry import read_config
 from tests.engine.harness import run
 from tests.multimodal.test_engine import info_of
+from tests.multimodal.tiny_configs import CONFIGS
 from tests.multimodal.tiny_sight import (
-    _CONFIGS,
     VOCAB,
     arguments,
     changed,
@@ -92,7 +92,7 @@ def test_every_logit_is_that_of_transformers(case: str) -> None:
 @pytest.mark.parametrize("layer", [0, -4, 4, -5])
 def test_layers_that_are_not_there_are_refused(layer: int) -> None:
     """Of a tower of three; what enters the first block is no layer."""
-    family, values = _CONFIGS["llava"]
+    family, values = CONFIGS["llava"]
     config = {"architectures": [f"{family}ForConditionalGeneration"], **values, "vision_feature_layer": layer}
     with pytest.raises(UnsupportedModelError, match="vision_feature_layer"):
         read_config(config)

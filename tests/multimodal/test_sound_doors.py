@@ -243,3 +243,12 @@ def test_as_many_as_are_allowed(client: TestClient) -> None:
     assert ask(client, *[one] * 8).status_code == 200
     answer = ask(client, *[one] * 9)
     assert answer.status_code == 400 and "at most 8 recordings" in answer.json()["error"]["message"]
+
+
+def test_the_page_is_told_what_a_conversation_takes(client: TestClient) -> None:
+    """Most pictures and recordings, and the longest that is heard: a sample more is one too many."""
+    media = client.get("/live/figures").json()["media"]
+    assert (media["pictures"], media["recordings"]) == (32, 8)
+    most = int(media["seconds"] * 16000)
+    assert ask(client, part(file_of(samples(1, most)))).status_code == 200
+    assert ask(client, part(file_of(samples(1, most + 1)))).status_code == 400

@@ -102,7 +102,7 @@ def test_towers_are_those_of_transformers(change: dict[str, Any]) -> None:
     buffers = AudioBuffers.make(spec, 64, dtype=torch.float32, device=torch.device("cpu"))
     for frames in (1, 2, 5, 16, 63, 130):
         mel = torch.randn(frames, 16, generator=torch.Generator().manual_seed(frames))
-        rows = SoundLayout(frames, 16).rows
+        rows = SoundLayout(frames, 16).units
         with torch.no_grad():
             expected = model(mel[None], torch.ones(1, frames, dtype=torch.bool)).last_hidden_state[0]
             for units in (rows, 64):

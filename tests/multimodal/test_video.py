@@ -63,10 +63,10 @@ def test_parts_and_their_times() -> None:
     """An odd frame counts twice; with a tempo parts are as far apart as their seconds."""
     frames = [noise(i) for i in range(5)]
     info = VisionInfo(patch=4, group=2, token=TOKEN, video_token=VIDEO, frames=2, tempo=3.0, rotates_by_place=True)
-    parts = make_parts(info, frames, VOLUME, fps=4.0)
+    parts = make_parts(info, frames, VOLUME, 4.0, range(5))
     assert [item.late for item in parts.items] == [-1, 1, 3]  # 1.5 positions a part
     assert parts.seconds == [0.125, 0.625, 1.0]
-    twice = make_parts(info, [*frames, frames[-1]], VOLUME, fps=4.0)
+    twice = make_parts(info, [*frames, frames[-1]], VOLUME, 4.0, range(6))
     assert [a.key for a in twice.items] == [b.key for b in parts.items]
 
 
@@ -140,7 +140,7 @@ def test_text_with_pictures_and_videos(name: str) -> None:
             assert other.prompt_token_ids == ids and other.outputs[0].token_ids == first.outputs[0].token_ids
         door, info = llm._door.pictures, llm.model_info.vision
         assert door is not None and info is not None and door._clips is not None
-        settings, _ = door._clips
+        settings = door._clips.images
         seen = [cut_clip([Image.fromarray(each) for each in some], settings, 2) for some in (frames, frames[:4])]
         rows = [each.shape[1] * each.shape[2] // 64 for each in seen]
         if name == "qwen3":
@@ -210,6 +210,6 @@ def test_videos_that_do_not_fit_are_refused() -> None:
     with pytest.raises(InvalidRequestError, match="mixed up"):
         find_runs(info, swapped, items)
     tiny = np.zeros((2, 8, 8, 3), np.uint8)
-    many = [make_item(info, tiny, SCALE, SHIFT, frames=2, late=k or -1) for k in range(MAX_RUNS + 1)]
+    many = [make_item(info, tiny, SCALE, SHIFT, kind="video", frames=2, late=k or -1) for k in range(MAX_RUNS + 1)]
     with pytest.raises(InvalidRequestError, match=f"at most {MAX_RUNS}"):
         find_runs(info, [VIDEO] * len(many), many)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
 from safetensors.torch import save_file
 
@@ -23,146 +26,23 @@ from headway.models.registry import model_class, read_config
 from headway.multimodal.audio.spectra import MelSettings
 from headway.multimodal.items import find_runs, make_item
 from headway.multimodal.sounds import make_sound
+from tests.multimodal import tiny_configs
+from tests.multimodal.hf_patches import flat, in_parts
+from tests.multimodal.tiny_configs import CONFIGS
 from tests.multimodal.tiny_texts import save_texts
 
-TOKEN, VIDEO, AUDIO, VOCAB = 100, 103, 104, 120
+TOKEN, VIDEO, AUDIO, VOCAB = tiny_configs.TOKEN, tiny_configs.VIDEO, tiny_configs.AUDIO, tiny_configs.VOCAB
 SCALE = np.array([0.0153, 0.0171, 0.0162], np.float32)
 SHIFT = np.array([-1.9, -2.0, -1.7], np.float32)
-_TEXT: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-_NO_HEAD_DIM = {name: value for name, value in _TEXT.items() if name != "head_dim"}
-_VISION: dict[str, Any] = {
-    "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": 28,
-    "patch_size": 7,
-}  # fmt: skip
-_AUDIO: dict[str, Any] = {
-    "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2, "subsampling_conv_channels": [16, 8],
-    "attention_chunk_size": 4, "attention_context_left": 5, "output_proj_dims": 20, "conv_kernel_size": 3,
-}  # fmt: skip
-SOUND = SoundInfo(token=AUDIO, mel_bins=16, reach=4, longest=160)
+SOUND = SoundInfo(token=AUDIO, mel_bins=16, reach=4, longest=160, units=160)
 MEL = MelSettings(bins=16)
-_QWEN: dict[str, Any] = {"depth": 3, "num_heads": 3, "patch_size": 4, "spatial_merge_size": 2}
-_QWEN_IDS = {"image_token_id": TOKEN, "video_token_id": VIDEO, "vision_start_token_id": 101, "vision_end_token_id": 102}
-
-
-def _mrope(*sections: int) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": list(sections)}}
-
-
-_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "llava": (
-        "Llava",
-        {
-            "vision_config": {**_VISION, "model_type": "clip_vision_model", "num_hidden_layers": 3},
-            "text_config": {**_TEXT, "model_type": "llama"},
-            "image_token_index": TOKEN,
-        },
-    ),
-    "gemma3": (
-        "Gemma3",
-        {
-            "vision_config": {**_VISION, "image_size": 56},
-            "text_config": {
-                **_TEXT,
-                "sliding_window": 8,
-                "layer_types": ["sliding_attention", "full_attention"],
-                "query_pre_attn_scalar": 8,
-            },
-            "mm_tokens_per_image": 16,
-            "boi_token_index": 101,
-            "eoi_token_index": 102,
-            "image_token_index": TOKEN,
-        },
-    ),
-    "gemma4": (
-        "Gemma4",
-        {
-            "vision_config": {
-                "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 2, "num_attention_heads": 2,
-                "num_key_value_heads": 2, "head_dim": 12, "patch_size": 4, "pooling_kernel_size": 3,
-                "position_embedding_size": 64, "use_clipped_linears": True, "standardize": True,
-            },
-            "text_config": {
-                **_TEXT, "num_hidden_layers": 4, "sliding_window": 8, "global_head_dim": 8, "num_kv_shared_layers": 2,
-                "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 4,
-                "vocab_size_per_layer_input": VOCAB, "use_bidirectional_attention": "vision",
-            },
-            "boi_token_id": 101, "eoi_token_id": 102, "image_token_id": TOKEN, "video_token_id": VIDEO,
-            "audio_token_id": AUDIO, "boa_token_id": 106, "eoa_token_index": 107, "vision_soft_tokens_per_image": 9,
-            "audio_config": _AUDIO,
-        },
-    ),
-    "paligemma": (
-        "PaliGemma",
-        {
-            "vision_config": {**_VISION, "model_type": "siglip_vision_model", "projection_dim": 32},
-            "text_config": {**_TEXT, "model_type": "gemma"},
-            "image_token_index": TOKEN,
-            "projection_dim": 32,
-            "vocab_size": VOCAB,
-        },
-    ),
-    "smolvlm": (
-        "SmolVLM",
-        {
-            "vision_config": {**_VISION, "image_size": 56},
-            "text_config": {**_TEXT, "model_type": "llama"},
-            "scale_factor": 2,
-            "image_token_id": TOKEN,
-        },
-    ),
-    "qwen2.5": (
-        "Qwen2_5_VL",
-        {
-            "vision_config": {
-                **_QWEN, "hidden_size": 24, "intermediate_size": 40, "window_size": 32, "fullatt_block_indexes": [1],
-                "out_hidden_size": 32,
-            },
-            "text_config": {**_NO_HEAD_DIM, **_mrope(1, 1, 2)},
-            **_QWEN_IDS,
-        },
-    ),
-    "qwen3": (
-        "Qwen3VL",
-        {
-            "vision_config": {
-                **_QWEN, "hidden_size": 24, "intermediate_size": 40, "out_hidden_size": 32,
-                "num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1],
-            },
-            "text_config": {**_TEXT, **_mrope(2, 1, 1)},
-            **_QWEN_IDS,
-        },
-    ),
-    "qwen2": (
-        "Qwen2VL",
-        {
-            "vision_config": {**_QWEN, "embed_dim": 24, "mlp_ratio": 2, "hidden_size": 32},
-            "text_config": {**_NO_HEAD_DIM, **_mrope(1, 1, 2)},
-            **_QWEN_IDS,
-        },
-    ),
-    "mistral3": (
-        "Mistral3",
-        {
-            "vision_config": {**_VISION, "model_type": "pixtral", "image_size": 56, "patch_size": 4},
-            "text_config": {**_TEXT, "model_type": "mistral"},
-            "image_token_index": TOKEN,
-            "spatial_merge_size": 2,
-        },
-    ),
-    "internvl": (
-        "InternVL",
-        {
-            "vision_config": {**_VISION, "image_size": [28, 28], "patch_size": [7, 7]},
-            "text_config": {**_TEXT, "model_type": "qwen2"},
-            "image_token_id": TOKEN,
-            "downsample_ratio": 0.5,
-        },
-    ),
-}  # fmt: skip
-FAMILIES = tuple(_CONFIGS)
+SOUND_3N = SoundInfo(token=AUDIO, mel_bins=18, reach=5, longest=12, units=48, reduces=4, pads=True)
+MEL_3N = MelSettings(
+    bins=18, window=512, lowest=125.0, highest=7600.0, emphasis=0.97, doubled=True, floor=1e-5, clamps=True, multiple=128,
+    centred=False,
+)  # fmt: skip
+FAMILIES = tuple(name for name in CONFIGS if not name.startswith("gemma3n"))
+"""Those that see without timm."""
 
 
 @dataclass(frozen=True)
@@ -184,28 +64,59 @@ def changed(name: str, change: dict[str, Any]) -> Sighted:
     """The same with other values: of its parts "vision_config", "text_config", "audio_config", and of itself."""
     import transformers
 
-    family, config = _CONFIGS[name]
+    family, config = CONFIGS[name]
     config = {
         each: {**config.get(each, {}), **value} if each.endswith("_config") else value
         for each, value in {**{own: {} if own.endswith("_config") else config[own] for own in config}, **change}.items()
     }
     made = getattr(transformers, f"{family}Config")(**config)
     torch.manual_seed(sum(map(ord, name)))
-    model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
+    with contextlib.nullcontext() if name == "gemma3n sees" else without_timm():
+        model = getattr(transformers, f"{family}ForConditionalGeneration")(made).eval()
     with torch.no_grad():
         for parameter, tensor in model.named_parameters():
             if tensor.dim() == 1 and ("norm" in parameter or "ln" in parameter):
                 tensor.add_(torch.randn_like(tensor) * 0.1)
             else:
                 tensor.normal_(0.0, 0.2)
-        if name.startswith("qwen"):  # a placeholder that is generated would be one without features to transformers
-            model.lm_head.weight[[TOKEN, VIDEO]] = 0.0
+        if name.startswith(("qwen", "gemma4", "gemma3n")):  # those generated would be without features to transformers
+            model.lm_head.weight[[TOKEN, VIDEO, AUDIO]] = 0.0
         for buffer, tensor in model.named_buffers():
             tensor.copy_(_drawn_range(buffer, torch.randn(tensor.shape), tensor))
-    folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name}-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"sighted-{name.replace(' ', '-')}-"))
     model.save_pretrained(folder)
+    if name.startswith("gemma3n"):
+        set_sight(folder, {"image_size": 256} if name == "gemma3n sees" else {"architecture": None})
     save_texts(name, folder, TOKEN, VIDEO)
     return Sighted(name, model, str(folder))
+
+
+def set_sight(folder: Path, change: dict[str, Any]) -> None:
+    """Change the ``vision_config`` of a checkpoint."""
+    file = folder / "config.json"
+    config = json.loads(file.read_text())
+    config["vision_config"] |= change
+    file.write_text(json.dumps(config))
+
+
+@contextlib.contextmanager
+def without_timm() -> Iterator[None]:
+    """Gemma 3n's tower of pictures is left out: it is timm's, and no test shows it any."""
+    from transformers.models.gemma3n import modeling_gemma3n
+
+    real = modeling_gemma3n.AutoModel.from_config
+
+    def made(config: Any) -> Any:
+        return torch.nn.Module() if config.model_type == "gemma3n_vision" else real(config)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_gemma3n.AutoModel, "from_config", made)
+        yield
+
+
+def ears(info: VisionInfo) -> tuple[SoundInfo, MelSettings]:
+    """How a tiny model hears: Gemma 4, or Gemma 3n, whose patches are a sixteenth of a picture, or none."""
+    return (SOUND_3N, MEL_3N) if info.patch in (1, 16) else (SOUND, MEL)
 
 
 def _drawn_range(name: str, drawn: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
@@ -218,8 +129,10 @@ def _drawn_range(name: str, drawn: torch.Tensor, otherwise: torch.Tensor) -> tor
 @functools.cache
 def plain(name: str) -> str:
     """A checkpoint of the family with other random weights, made without transformers: to test the house against itself."""
-    family, values = _CONFIGS[name]
+    family, values = CONFIGS[name]
     config = {"architectures": [f"{family}ForConditionalGeneration"], "eos_token_id": 2, **values}
+    if name == "gemma3n":
+        config["vision_config"] = {**config["vision_config"], "architecture": None}
     read = read_config(config)
     model = model_class(read.architecture)(read, dtype=torch.float32, device=torch.device("cpu"), max_model_len=64)
     generator, tensors = torch.Generator().manual_seed(sum(map(ord, name))), {}
@@ -238,6 +151,7 @@ def picture(name: str, seed: int, *, larger: bool = False) -> npt.NDArray[np.uin
     sizes = {
         "llava": (1, 28, 28), "gemma3": (1, 56, 56), "paligemma": (1, 28, 28), "smolvlm": (2, 56, 56),
         "internvl": (2, 28, 28), "gemma4": (1, 24 + 12 * larger, 48 - 12 * larger),
+        "gemma3n sees": (1, 256, 256),
     }  # fmt: skip
     tiles, height, width = sizes.get(name, (1, 24 + 16 * larger, 40 - 8 * larger))
     return np.random.default_rng(seed).integers(0, 256, (tiles, height, width, 3), np.uint8)
@@ -245,19 +159,21 @@ def picture(name: str, seed: int, *, larger: bool = False) -> npt.NDArray[np.uin
 
 @dataclass(frozen=True)
 class Film:
-    """A video: uint8 [2 N, height, width, 3], N parts, which are so many positions of time apart."""
+    """A video: uint8 [frames, height, width, 3], whose parts are so many positions of time apart."""
 
     pixels: npt.NDArray[np.uint8]
     apart: float
 
     def lates(self, info: VisionInfo) -> list[int]:
         """See ``EncoderItem.late``."""
-        parts = range(len(self.pixels) // 2)
+        parts = range(len(self.pixels) // info.frames)
         return [-1 if info.stamps or not k else int(k * self.apart) for k in parts]
 
 
 def film(name: str, seed: int, parts: int, apart: float = 1.0) -> Film:
-    """A video for a Qwen, of which all but Qwen2.5 know no other distance than 1."""
+    """A video, of which all but Qwen2.5 know no other distance than 1."""
+    if name == "gemma4":
+        return Film(np.random.default_rng(seed).integers(0, 256, (parts, 12, 24, 3), np.uint8), 1.0)
     pixels = np.random.default_rng(seed).integers(0, 256, (2 * parts, 16, 24, 3), np.uint8)
     return Film(pixels, apart if name == "qwen2.5" else 1.0)
 
@@ -295,12 +211,13 @@ def prompt_of(info: VisionInfo, parts: list[Any]) -> tuple[list[int], list[Encod
             continue
         if isinstance(part, Film):
             for k, late in enumerate(part.lates(info)):
-                item = make_item(info, part.pixels[2 * k : 2 * k + 2], SCALE, SHIFT, frames=2, late=late)
+                own = part.pixels[k * info.frames : (k + 1) * info.frames]
+                item = make_item(info, own, SCALE, SHIFT, kind="video", frames=info.frames, late=late)
                 items.append(item)
                 ids += [40 + k, 101, *[VIDEO] * item.rows, 102] if info.stamps else [VIDEO] * item.rows
             continue
         is_sound = isinstance(part, Sound)
-        item = make_sound(SOUND, MEL, part.samples) if is_sound else make_item(info, part, SCALE, SHIFT)
+        item = make_sound(*ears(info), part.samples) if is_sound else make_item(info, part, SCALE, SHIFT)
         items.append(item)
         ids += [AUDIO if is_sound else TOKEN] * item.rows
     return ids, items
@@ -325,7 +242,7 @@ def request(
         eos_token_ids=[],
         cache_salt=salt,
         media=items,
-        runs=find_runs(info, ids, items, SOUND),
+        runs=find_runs(info, ids, items, ears(info)[0]),
     )
 
 
@@ -338,10 +255,10 @@ def hf_inputs(one: Sighted, info: VisionInfo, parts: list[Any]) -> tuple[list[in
     if images:
         pixels = [torch.from_numpy((each * SCALE + SHIFT).astype(np.float32)).permute(0, 3, 1, 2) for each in images]
         if one.name.startswith("qwen"):
-            flat, grids = _in_parts([each.expand(2, -1, -1, -1) for each in pixels], info)
-            given = {"pixel_values": flat, "image_grid_thw": grids}
+            found, grids = in_parts([each.expand(2, -1, -1, -1) for each in pixels], info)
+            given = {"pixel_values": found, "image_grid_thw": grids}
         elif one.name == "gemma4":
-            given = _flat(pixels, info.patch, info.group)
+            given = flat(pixels, info.patch, info.group)
         elif one.name == "smolvlm":
             given = {"pixel_values": torch.cat(pixels)[None]}
         elif one.name == "mistral3":
@@ -357,47 +274,35 @@ def hf_inputs(one: Sighted, info: VisionInfo, parts: list[Any]) -> tuple[list[in
         else:
             given = {"pixel_values": torch.cat(pixels)}
     if films:
-        frames = [torch.from_numpy((each.pixels * SCALE + SHIFT).astype(np.float32)) for each in films]
-        flat, grids = _in_parts([each.permute(0, 3, 1, 2) for each in frames], info)
-        given |= {"pixel_values_videos": flat, "video_grid_thw": grids}
+        frames = [
+            torch.from_numpy((each.pixels * SCALE + SHIFT).astype(np.float32)).permute(0, 3, 1, 2) for each in films
+        ]
+    if films and one.name == "gemma4":
+        flattened = flat([each[None] for video in frames for each in video], info.patch, info.group)
+        given |= {"pixel_values_videos": flattened["pixel_values"]}
+        given |= {"video_position_ids": flattened["image_position_ids"]}
+        given |= {"num_frames_per_video": torch.tensor([len(video) for video in frames])}
+    elif films:
+        found, grids = in_parts(frames, info)
+        given |= {"pixel_values_videos": found, "video_grid_thw": grids}
         if info.tempo:
             given["second_per_grid_ts"] = torch.tensor([each.apart / info.tempo for each in films])
     sounds = [part.samples for part in parts if isinstance(part, Sound)]
-    return ids, given | (hf_sounds(sounds) if sounds else {})
+    return ids, given | (hf_sounds(sounds, one.name) if sounds else {})
 
 
-def hf_sounds(sounds: list[npt.NDArray[np.float32]]) -> dict[str, Any]:
+def hf_sounds(sounds: list[npt.NDArray[np.float32]], name: str = "gemma4") -> dict[str, Any]:
     """Recordings as transformers prepares them, padded to the longest."""
-    from transformers import Gemma4AudioFeatureExtractor
+    from transformers import Gemma3nAudioFeatureExtractor, Gemma4AudioFeatureExtractor
 
-    found = Gemma4AudioFeatureExtractor(feature_size=MEL.bins)(sounds, return_tensors="np")
-    return {name: torch.from_numpy(found[name]) for name in ("input_features", "input_features_mask")}
-
-
-def _in_parts(videos: list[torch.Tensor], info: VisionInfo) -> tuple[torch.Tensor, torch.Tensor]:
-    """Videos [frames, channels, height, width] as Qwen takes them: patches of two frames, square by square, and the grids."""
-    size, merge, flat, grids = info.patch, info.group, [], []
-    for each in videos:
-        frames, channels, height, width = each.shape
-        rows, columns = height // size, width // size
-        cut = each.reshape(frames // 2, 2, channels, rows // merge, merge, size, columns // merge, merge, size)
-        flat.append(cut.permute(0, 3, 6, 4, 7, 2, 1, 5, 8).reshape(frames // 2 * rows * columns, -1))
-        grids.append([frames // 2, rows, columns])
-    return torch.cat(flat), torch.tensor(grids)
-
-
-def _flat(pixels: list[torch.Tensor], size: int, group: int) -> dict[str, Any]:
-    """Pictures [1, channels, height, width] as Gemma 4 takes them: patches of pixels from 0 to 1, and their places."""
-    patches, places = [], []
-    for each in pixels:
-        cut = ((each[0] + 1) / 2).unfold(1, size, size).unfold(2, size, size).permute(1, 2, 3, 4, 0)
-        rows, columns = cut.shape[:2]
-        patches.append(cut.reshape(rows * columns, -1))
-        places.append(torch.cartesian_prod(torch.arange(rows), torch.arange(columns)).flip(1))
-    most = 9 * group**2
-    padded = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each))) for each in patches]
-    placed = [torch.nn.functional.pad(each, (0, 0, 0, most - len(each)), value=-1) for each in places]
-    return {"pixel_values": torch.stack(padded), "image_position_ids": torch.stack(placed)}
+    is_3n = name.startswith("gemma3n")
+    make, bins = (Gemma3nAudioFeatureExtractor, 18) if is_3n else (Gemma4AudioFeatureExtractor, 16)
+    found = make(feature_size=bins)(sounds, return_tensors="np")
+    given = {each: torch.from_numpy(np.stack(found[each])) for each in ("input_features", "input_features_mask")}
+    assert not is_3n or given["input_features_mask"].all(), (
+        "silence behind a recording would be heard in transformers alone"
+    )
+    return given
 
 
 @torch.no_grad()
@@ -411,7 +316,7 @@ def hf_logits(one: Sighted, ids: list[int], prompt_len: int, given: dict[str, An
     elif one.name == "paligemma":
         kinds = {"token_type_ids": (torch.arange(len(ids)) >= prompt_len).int()[None]}
     elif one.name == "gemma4":
-        kinds = {"mm_token_type_ids": is_picture + 3 * (tokens == AUDIO).int()}
+        kinds = {"mm_token_type_ids": is_picture + 2 * (tokens == VIDEO).int() + 3 * (tokens == AUDIO).int()}
     elif one.name.startswith("qwen"):
         kinds = {"mm_token_type_ids": is_picture + 2 * (tokens == VIDEO).int()}
         one.model.model.rope_deltas = None

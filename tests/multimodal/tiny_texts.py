@@ -8,12 +8,13 @@ from typing import Any
 
 MARKERS = {
     "llava": ("<image>", "<image>"), "gemma3": ("<image_soft_token>", "<start_of_image>"), "paligemma": ("<image>",) * 2,
-    "gemma4": ("<|image|>",) * 2, "smolvlm": ("<image>",) * 2, "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
+    **dict.fromkeys(("gemma4", "gemma3n", "gemma3n sees"), ("<|image|>",) * 2), "smolvlm": ("<image>",) * 2,
+    "mistral3": ("[IMG]",) * 2, "internvl": ("<IMG_CONTEXT>",) * 2,
 }  # fmt: skip
 """Text of the token that stands for a row, and of the one that a prompt has for a picture."""
 PARTS = (
     "{% for m in messages %}<turn>{{ m.role }}\n{% for part in m.content %}{% if part.type == 'image' %}MARKER"
-    "{% elif part.type == 'video' %}<boi><|video_pad|><eoi>{% elif part.type == 'audio' %}<|audio|>{% else %}{{ part.text }}"
+    "{% elif part.type == 'video' %}VIDEO{% elif part.type == 'audio' %}<|audio|>{% else %}{{ part.text }}"
     "{% endif %}{% endfor %}\n{% endfor %}<turn>"
 )
 PLAIN = "{% for m in messages %}<turn>{{ m.role }}\n{{ m.content }}\n{% endfor %}<turn>"
@@ -47,8 +48,10 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
         own = {"size": {"shortest_edge": 256, "longest_edge": 2048}, "fps": 2}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(own))
     specials |= {text: 106 + i for i, text in enumerate(_AROUND.get(name, ()))}
-    if name == "gemma4":
+    if name.startswith(("gemma4", "gemma3n")):
         specials |= {"<|audio|>": 104, "<boa>": 106, "<eoa>": 107}
+    if name == "gemma4":
+        specials["<|video|>"] = video
     specials.setdefault("<boi>" if marker == row else marker, 101)
     chars = {chr(32 + i): 3 + i for i in range(95)} | {"\n": 98}
     backend = tokenizers.Tokenizer(models.WordLevel({**chars, **specials}, unk_token="<other>"))
@@ -56,7 +59,9 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
     backend.decoder = decoders.Fuse()
     backend.add_special_tokens(list(specials))
     backend.save(str(folder / "tokenizer.json"))
-    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": PARTS.replace("MARKER", marker)}
+    shown = "<|video|>" if name == "gemma4" else "<boi><|video_pad|><eoi>"
+    template = PARTS.replace("MARKER", marker).replace("VIDEO", shown)
+    config = {"bos_token": "<s>", "eos_token": "</s>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     sizes: dict[str, Any] = {
         "gemma3": {"size": {"height": 56, "width": 56}}, "paligemma": {"size": {"height": 28, "width": 28}},
@@ -65,9 +70,15 @@ def save_texts(name: str, folder: Path, token: int, video: int) -> None:
         "internvl": {"size": {"height": 28, "width": 28}, "crop_to_patches": True, "min_patches": 1, "max_patches": 6},
         "mistral3": {"size": {"longest_edge": 40}},
         "gemma4": {"patch_size": 4, "max_soft_tokens": 9},
+        "gemma3n sees": {"feature_size": 18, "size": {"height": 256, "width": 256}, "resample": 2, "do_normalize": False},
+        "gemma3n": {"feature_size": 18, "frame_length": 512, "fft_length": 1024, "mel_floor": 1e-5, "dither": 0.0},
     }  # fmt: skip
     own = sizes.get(name, {"min_pixels": 256, "max_pixels": 2048, "patch_size": 4})
     (folder / "preprocessor_config.json").write_text(json.dumps(own))
+    if name.startswith("gemma3n"):
+        (folder / "processor_config.json").write_text(json.dumps({"audio_seq_length": 12, "image_seq_length": 9}))
     if name == "gemma4":
         ears = {"feature_size": 16, "sampling_rate": 16000, "frame_length": 320, "mel_floor": 0.001}
-        (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": ears, "audio_seq_length": 100}))
+        frames = {"patch_size": 4, "max_soft_tokens": 4, "num_frames": 4}
+        both = {"feature_extractor": ears, "video_processor": frames, "audio_seq_length": 100}
+        (folder / "processor_config.json").write_text(json.dumps(both))

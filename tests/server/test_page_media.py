@@ -4,15 +4,19 @@ model takes them."""
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headway import AsyncLLM
+from headway.multimodal.audio.decode import decode_audio
+from headway.multimodal.audio.wav import Floats
 from headway.server.app import build_app
 from headway.server.page import assemble
 from headway.server.settings import ServerSettings
@@ -130,6 +134,103 @@ def test_pictures_are_chosen_pasted_dropped_and_sent(tmp_path: Path) -> None:
         shots(browser, tmp_path, "sent")
 
 
+MICROPHONE = """
+navigator.mediaDevices.getUserMedia = async () => {
+  const context = window.microphone = new AudioContext();
+  const source = context.createOscillator(), end = context.createMediaStreamDestination();
+  source.connect(end);
+  source.start();
+  return end.stream;
+};"""
+LATE = "const after = setTimeout; window.setTimeout = (f, ms) => after(f, ms > 2000 ? ms + 400 : ms);"
+"""Recorders end later than they were told to."""
+RECORD, SENT = "document.querySelector('#record')", "document.querySelector('.assistant .about')"
+CHIPS = "[...document.querySelectorAll('#attached .chip')].map(chip => chip.innerText.replace(/\\s+/g, ' '))"
+
+
+def heard(data: str) -> Floats:
+    """Samples of a recording in base64."""
+    return decode_audio(base64.b64decode(data), most_seconds=9)
+
+
+@pytest.mark.slow
+def test_recordings_go_with_a_message(tmp_path: Path) -> None:
+    """Chosen, dropped and recorded beside a picture, where the model hears in conversations; what it cannot take is refused
+    before anything is sent."""
+    llm = AsyncLLM(sighted("gemma4").folder, multiprocess=False, **options(max_model_len=250))
+    pictures = llm.pictures
+    assert pictures is not None and pictures.sounds is not None
+    longest, count = pictures.sounds.longest_seconds, "document.querySelectorAll('#attached .chip').length"
+    complaint = "document.querySelector('#complaint').innerText"
+    with visited(llm, tmp_path) as (browser, app):
+        for button in ("#add-picture", "#add-sound", "#record"):
+            assert not browser.evaluate(f"document.querySelector('{button}').hidden")
+        one = wav(tiny_whisper.sounds(1.7, 2))
+        give(browser, one, "a.wav", "audio/wav", chosen("#sound-file"))
+        browser.until(f"{count} === 1")
+        give(browser, png(noise(1)), "b.png", "image/png", PASTED)
+        browser.until(f"{num_attached(browser)} === 1")
+        give(browser, wav(tiny_whisper.sounds(longest + 0.5, 2)), "long.wav", "audio/wav", DROPPED)
+        browser.until(f"{complaint}.includes('long.wav lasts')")
+        assert f"up to {int(longest)} s" in browser.evaluate(complaint) and browser.evaluate(count) == 1
+        browser.evaluate(MICROPHONE)
+        browser.click("#record")
+        browser.until(f"{RECORD}.innerText === 'End recording'")
+        browser.click("#prompt")
+        browser.type("What is said?")
+        browser.click("#send")
+        browser.until(f"{complaint} === 'End the recording first'")
+        browser.until("window.microphone.currentTime > 0.3")
+        browser.click("#record")
+        browser.until(f"{count} === 2")
+        names = browser.evaluate(CHIPS)
+        assert names[0] == "a.wav 1.7 s" and names[1].startswith("Your recording 0."), names
+        browser.evaluate("document.querySelector('#max_tokens').value = 4")
+        shots(browser, tmp_path, "heard-attached")
+        browser.click("#send")
+        browser.until(SENT)
+        assert browser.evaluate("document.querySelectorAll('.user .shown :is(.chip, img)').length") == 3
+        assert browser.evaluate(count) == 0 and not browser.evaluate("document.querySelector('.turn .problem')")
+        [message] = json.loads(app.bodies[-1])["messages"]
+        kinds = [part["type"] for part in message["content"]]
+        assert kinds == ["input_audio", "image_url", "input_audio", "text"]
+        files = [part["input_audio"] for part in message["content"] if part["type"] == "input_audio"]
+        sounds = [heard(each["data"]) for each in files]
+        assert all(each["format"] == "wav" for each in files) and len(sounds[0]) == int(1.7 * 16000)
+        assert np.abs(sounds[1]).max() > 0.5, "the microphone's tone"
+        np.testing.assert_allclose(sounds[0], decode_audio(one, most_seconds=9), atol=1e-4)
+        shots(browser, tmp_path, "heard-sent")
+
+
+@pytest.mark.slow
+def test_a_conversation_takes_as_many_recordings_as_the_server_does(tmp_path: Path) -> None:
+    """Those of earlier messages count, as they are sent again; one's own ends where the model hears no further."""
+    limits = {"image": 0, "audio": 2}
+    llm = AsyncLLM(
+        sighted("gemma4").folder, multiprocess=False, **options(max_model_len=250, limit_mm_per_prompt=limits)
+    )
+    count = "document.querySelectorAll('#attached .chip').length"
+    pictures = llm.pictures
+    assert pictures is not None and pictures.sounds is not None
+    longest = pictures.sounds.longest_seconds
+    with visited(llm, tmp_path) as (browser, app):
+        assert browser.evaluate("document.querySelector('#add-picture').hidden")
+        browser.evaluate(MICROPHONE + LATE + "document.querySelector('#max_tokens').value = 3")
+        browser.click("#record")  # ends by itself
+        browser.until(f"{count} === 1")
+        browser.click("#send")
+        browser.until(SENT)
+        one = wav(tiny_whisper.sounds(0.4, 1))
+        give(browser, one, "a.wav", "audio/wav", PASTED)
+        browser.until(f"{count} === 1")
+        give(browser, one, "b.wav", "audio/wav", PASTED)
+        browser.until("document.querySelector('#complaint').innerText === 'A conversation takes up to 2 recordings'")
+        browser.click(".thumb button")
+        browser.until(f"{count} === 0")
+        [part] = json.loads(app.bodies[-1])["messages"][0]["content"]
+        assert len(heard(part["input_audio"]["data"])) == int(longest * 16000)
+
+
 @pytest.mark.slow
 def test_a_recording_becomes_text(tmp_path: Path) -> None:
     _, folder = tiny_whisper.make(tmp_path / "whisper")
@@ -141,6 +242,7 @@ def test_a_recording_becomes_text(tmp_path: Path) -> None:
         browser.until("document.querySelector('.assistant .about')")
         assert browser.evaluate("document.querySelector('.user .text').innerText").startswith("a.wav · 1.7 s")
         assert not browser.evaluate("document.querySelector('.turn .problem')")
+        assert not browser.evaluate("document.querySelector('#attached .chip')")
         assert b"RIFF" in app.bodies[-1] and b'name="stream"' in app.bodies[-1]
         shots(browser, tmp_path, "heard")
         give(browser, b"no sound", "b.ogg", "audio/ogg", DROPPED)

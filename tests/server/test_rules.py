@@ -92,7 +92,9 @@ def test_only_texts_are_told_to_be_too_long(field: str | None) -> None:
 @pytest.mark.parametrize("most", [1, 3])
 def test_as_many_images_as_are_allowed(most: int) -> None:
     service: Any = SimpleNamespace(
-        llm=SimpleNamespace(pictures=SimpleNamespace(limits={"image": most, "audio": 0})), settings=None, names=["m"]
+        llm=SimpleNamespace(pictures=SimpleNamespace(kinds=("image",), limits={"image": most, "audio": 0})),
+        settings=None,
+        names=["m"],
     )
     image: Any = Addressed("data:image/png;base64,", "x")
     for number in range(most + 1):

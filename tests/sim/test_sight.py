@@ -18,7 +18,7 @@ from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.runner.encoder_passes import PassRunner
 from tests.engine.harness import run
-from tests.multimodal import test_engine, test_sounds
+from tests.multimodal import test_engine, test_gemma3n, test_sounds
 from tests.multimodal.test_engine import cache_rows
 from tests.multimodal.tiny_sight import arguments, plain, request
 from tests.sim.harness import simulated
@@ -29,6 +29,8 @@ BLOCK_BYTES = 2 * 8 * 2 * 2 * 8 * 4
 
 HEARD = "gemma4 heard"
 """Gemma 4 with prompts that have recordings, too."""
+HEARS = "gemma3n"
+"""Without its tower that sees."""
 
 
 def checkpoint(name: str) -> str:
@@ -36,6 +38,8 @@ def checkpoint(name: str) -> str:
 
 
 def prompts(name: str) -> list[list[Any]]:
+    if name == HEARS:
+        return test_gemma3n.prompts()
     return test_sounds.prompts() if name == HEARD else test_engine.prompts(name)
 
 
@@ -69,7 +73,7 @@ def noted(passes: PassRunner | None) -> list[Encoding]:
         ("gemma3", 4, 2, False), ("qwen2.5", 2, 3, False), ("qwen3", 4, 4, False), ("paligemma", 2, 5, False),
         ("llava", 0, 6, False), ("smolvlm", 1, 7, False), ("gemma3", 1, 1, True), ("qwen3", 4, 8, True),
         ("gemma4", 2, 9, False), ("internvl", 1, 10, True), ("mistral3", 2, 11, False),
-        (HEARD, 4, 12, False), (HEARD, 1, 13, True),
+        (HEARD, 4, 12, False), (HEARD, 1, 13, True), (HEARS, 4, 14, False), (HEARS, 2, 15, True),
     ],
 )  # fmt: skip
 def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bool) -> None:
@@ -77,7 +81,7 @@ def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bo
     aborted while its picture is under way. Beside rows that decode a step does one block of the tower."""
     wanted = run(oracle(name), traffic(name, oracle(name).info.vision))
     # Windows have a group of blocks of their own, each of half the layers.
-    blocks = 13 if name in ("gemma3", "gemma4", HEARD) else 18 if name == "internvl" else 19
+    blocks = 13 if name in ("gemma3", "gemma4", HEARD, HEARS) else 18 if name == "internvl" else 19
     options = vars_of(
         arguments(
             checkpoint(name), run_ahead=depth, max_num_seqs=4 if name == "internvl" else 3,
@@ -99,7 +103,9 @@ def test_tokens_are_those_of_the_cpu(name: str, depth: int, seed: int, eager: bo
         assert answer.error is None and answer.token_ids == wanted[key].token_ids, key
     assert rest and wanted[batch[5].request_id].token_ids[-len(rest) :] == rest
     assert watch.num_steps and any(not each.is_last for each in told), "no pass was cut"
-    assert stats.num_preemptions or name in ("gemma3", "gemma4", HEARD, "paligemma", "smolvlm"), "blocks never ran out"
+    assert stats.num_preemptions or name in ("gemma3", "gemma4", HEARD, HEARS, "paligemma", "smolvlm"), (
+        "blocks never ran out"
+    )
     assert passes is not None and bool(passes.num_replays) == bool(stats.num_graph_steps) == (not eager)
 
 

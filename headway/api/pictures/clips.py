@@ -33,6 +33,26 @@ class Clip(NamedTuple):
     fps: float | None = None
 
 
+class ClipSettings(NamedTuple):
+    """How a model's videos are prepared.
+
+    Attributes:
+        images: how frames are resized.
+        fps: frames a second of a video that does not say.
+        most: frames that are read, evenly spread where there are more; 0: all.
+    """
+
+    images: ImageSettings
+    fps: float
+    most: int = 0
+
+    def chosen(self, count: int) -> Sequence[int]:
+        """Numbers of the frames that are read of so many."""
+        if not 0 < self.most < count:
+            return range(count)
+        return [each * count // self.most for each in range(self.most)]
+
+
 class Parts(NamedTuple):
     """What became of one.
 
@@ -88,8 +108,14 @@ def read_clip(data: object) -> Clip:
     return Clip(data, fps)
 
 
-def make_parts(info: VisionInfo, frames: Sequence[Image], settings: ImageSettings, fps: float) -> Parts:
+def make_parts(
+    info: VisionInfo, frames: Sequence[Image], settings: ImageSettings, fps: float, numbers: Sequence[int]
+) -> Parts:
     """The parts of a video whose frames are 1 / ``fps`` seconds apart.
+
+    Args:
+        frames: those that are read.
+        numbers: theirs in the video.
 
     Raises:
         InvalidRequestError: see ``cut_clip``.
@@ -101,7 +127,7 @@ def make_parts(info: VisionInfo, frames: Sequence[Image], settings: ImageSetting
     for number in range(len(pixels) // each):
         first = number * each
         late = int(np.float32(number) * apart) if number and not info.stamps else -1
-        items.append(make_item(info, pixels[first : first + each], *affine, frames=each, late=late))
+        items.append(make_item(info, pixels[first : first + each], *affine, kind="video", frames=each, late=late))
         last = min(first + each, len(frames)) - 1
-        seconds.append((first + last) / fps / 2)
+        seconds.append((numbers[first] + numbers[last]) / fps / 2)
     return Parts(items, seconds)

@@ -13,7 +13,7 @@ import msgspec
 
 from headway.api.killable import Job, Pool, TooMuchError
 from headway.api.pictures.clips import Clip, make_parts, read_clips
-from headway.api.pictures.placeholders import Shown
+from headway.api.pictures.placeholders import Placeholders, Shown
 from headway.api.pictures.settings import read_clip_settings, read_settings
 from headway.api.pictures.sound_settings import read_sound_settings
 from headway.api.pictures.sounds import Sound, Sounds, read_sounds
@@ -23,7 +23,7 @@ from headway.core.errors import ConfigError, InvalidRequestError
 from headway.core.media import SoundInfo, VisionInfo
 from headway.multimodal.images import FIELD, MAX_FILE_BYTES, upright
 from headway.multimodal.items import make_item
-from headway.multimodal.process import cut
+from headway.multimodal.process import ImageSettings, cut
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -66,19 +66,28 @@ class Pictures:
         limits: Mapping[str, int] = DEFAULT_LIMITS,
         sound: SoundInfo | None = None,
     ) -> None:
-        try:
-            import PIL  # noqa: F401 - whether it is there
-        except ImportError:
-            raise ConfigError("pictures need Pillow: pip install 'headway[vision]'") from None
+        if info.longest:
+            _need_pillow()
+        if info.video_token >= 0 and tokenizer is not None and tokenizer.backend.id_to_token(info.video_token) is None:
+            info = msgspec.structs.replace(info, video_token=-1)  # nothing in a prompt's text could stand for a video
         self.info, self._tokenizer, self.limits = info, tokenizer, limits
-        self.settings, self.placeholders = read_settings(folder, architecture, info, config, sound)
-        self._clips = None if info.video_token < 0 else read_clip_settings(folder, info)
+        self._settings: ImageSettings | None = None
+        self.placeholders = Placeholders.of("apart", info, config, sound)
+        if info.longest:
+            self._settings, self.placeholders = read_settings(folder, architecture, info, config, sound)
+        self._clips = None if info.video_token < 0 else read_clip_settings(folder, architecture, info)
         self.sounds: Sounds | None = None
         if sound is not None:
-            settings, sound = read_sound_settings(folder, sound)
+            settings, sound = read_sound_settings(folder, sound, architecture)
             self.sounds = Sounds(sound, settings)
         self._pool: Pool | None = None
         self._lock = threading.Lock()
+
+    @property
+    def settings(self) -> ImageSettings:
+        """How pictures are resized and cut, of a model that takes some."""
+        assert self._settings is not None
+        return self._settings
 
     @property
     def marker(self) -> str:
@@ -115,7 +124,7 @@ class Pictures:
     @property
     def kinds(self) -> tuple[str, ...]:
         """Of what a prompt may have."""
-        has = {"image": True, "video": self._clips is not None, "audio": self.sounds is not None}
+        has = {"image": self._settings is not None, "video": self._clips is not None, "audio": self.sounds is not None}
         return tuple(name for name in has if has[name])
 
     def prepare(self, images: Sequence[object], job: Job | None = None) -> list[Picture]:
@@ -136,9 +145,9 @@ class Pictures:
             return self._from_file(bytes(image), number, job)
         if isinstance(image, Clip):
             assert self._clips is not None
-            settings, fps = self._clips
-            frames = [_picture(frame) for frame in image.frames]
-            parts = make_parts(self.info, frames, settings, image.fps or fps)
+            numbers = self._clips.chosen(len(image.frames))
+            frames = [_picture(image.frames[each]) for each in numbers]
+            parts = make_parts(self.info, frames, self._clips.images, image.fps or self._clips.fps, numbers)
             rows = [item.rows for item in parts.items]
             return Picture(parts.items, self.placeholders.of_clip(rows, parts.seconds))
         if isinstance(image, Sound):
@@ -193,6 +202,13 @@ class Pictures:
             if self._pool is not None:
                 self._pool.close()
                 self._pool = None
+
+
+def _need_pillow() -> None:
+    try:
+        import PIL  # noqa: F401 - whether it is there
+    except ImportError:
+        raise ConfigError("pictures need Pillow: pip install 'headway[vision]'") from None
 
 
 def _picture(image: object) -> Image:

@@ -51,6 +51,7 @@ class Placeholders:
         side: pixels of a row.
         video: id that stands for each row of a video, and for a video in a prompt; -1: there are none.
         fences: ids around each part of a video, behind the text that says when it is; (): parts lie side by side.
+        clock: that text is minutes and seconds, with blanks around it; else seconds between angle brackets.
         sound: id that stands for each row of a recording, and for a recording in a prompt; -1: there are none.
         sound_ends: ids around a recording.
     """
@@ -62,6 +63,7 @@ class Placeholders:
     side: int
     video: int = -1
     fences: tuple[int, ...] = ()
+    clock: bool = False
     sound: int = -1
     sound_ends: tuple[int, ...] = ()
 
@@ -72,14 +74,15 @@ class Placeholders:
         if form == "spans":
             marker = config.get("boi_token_index", 255999)
             ends = (marker, config.get("eoi_token_index", 256000))
-        elif form == "wrapped":
+        elif form in ("wrapped", "apart"):
             ends = (config.get("boi_token_id", 255999), config.get("eoi_token_id", 258882))
         fences = (config.get("vision_start_token_id", 151652), config.get("vision_end_token_id", 151653))
+        clock = form == "wrapped"
         side = info.patch * info.group
         heard = -1 if sound is None else sound.token
-        around = (config.get("boa_token_id", 256000), config.get("eoa_token_index", 258883))
-        fenced = fences if info.stamps else ()
-        return cls(form, info.token, marker, tuple(ends), side, info.video_token, fenced, heard, around)
+        around = (config.get("boa_token_id", 256000), config.get("eoa_token_index", config.get("eoa_token_id", 258883)))
+        fenced = () if not info.stamps else tuple(ends) if clock else fences
+        return cls(form, info.token, marker, tuple(ends), side, info.video_token, fenced, clock, heard, around)
 
     def shown(self, tiles: Tiles) -> Shown:
         """``pieces``, and what they take the place of."""
@@ -92,13 +95,15 @@ class Placeholders:
         first, last = self.fences
         pieces: list[Piece] = []
         for count, time in zip(rows, seconds, strict=True):
-            pieces += [f"<{time:.1f} seconds>", first, *[self.video] * count, last]
+            stamp = f"{' ' * bool(pieces)}{_on_clock(time)} " if self.clock else f"<{time:.1f} seconds>"
+            pieces += [stamp, first, *[self.video] * count, last]
         return Shown(self.video, pieces)
 
     def of_sound(self, rows: int) -> Shown:
         """What stands for a recording that becomes so many rows."""
         first, last = self.sound_ends
-        return Shown(self.sound, [first, *[self.sound] * rows, last])
+        pieces: list[Piece] = [first, *[self.sound] * rows, last]
+        return Shown(self.sound, ["\n\n", *pieces, "\n\n"] if self.form == "apart" else pieces)
 
     def pieces(self, tiles: Tiles) -> list[Piece]:
         """What stands in the prompt for a picture of these tiles."""
@@ -130,7 +135,7 @@ class Placeholders:
             whole = "".join(written) + bos + "".join(parts) + "\n"
         else:
             ids = {name(each): each for each in self._markers}
-            if self.fences:  # parts bring their own
+            if self._fenced:  # parts bring their own
                 told = told.replace("".join(map(name, self._fenced)), name(self.video))
             parts = re.split(f"({'|'.join(map(re.escape, ids))})", told)
             order = self._order([ids[each] for each in parts[1::2]], pictures, name)
@@ -144,7 +149,8 @@ class Placeholders:
 
     @property
     def _fenced(self) -> tuple[int, ...]:
-        return (self.fences[0], self.video, self.fences[1])
+        """What templates write for a video where they put ids around it, as they do around a picture; (): its id alone."""
+        return (self.fences[0], self.video, self.fences[1]) if self.fences and not self.clock else ()
 
     def _order(self, found: list[int], pictures: Sequence[Shown], name: Callable[[int], str]) -> list[int]:
         """Numbers of the pictures that markers ``found`` are of."""
@@ -169,7 +175,7 @@ class Placeholders:
             return ids, self._order_of_rows(ids, pictures)
         if self.form == "first":
             ids = [self.marker] * len(pictures) + ids
-        if self.fences:
+        if self._fenced:
             ids = _joined(ids, self._fenced)
         order = self._order([each for each in ids if each in self._markers], pictures, lambda each: f"token {each}")
         found: list[int] = []
@@ -196,6 +202,11 @@ class Placeholders:
                 order.append(left[of[each]].pop(0))
                 skipped[each] = pictures[order[-1]].pieces.count(each) - 1
         return order
+
+
+def _on_clock(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes:02d}:{rest:02d}"
 
 
 def _joined(ids: list[int], fenced: tuple[int, ...]) -> list[int]:
@@ -268,6 +279,6 @@ def _between(self: Placeholders, sizes: Sizes) -> list[Piece]:
 
 
 _FORMS: Mapping[str, Callable[[Placeholders, Sizes], list[Piece]]] = {
-    "same": _same, "first": _same, "spans": _spans, "tiles": _tiles, "lines": _lines, "between": _between,
+    "same": _same, "first": _same, "spans": _spans, "apart": _spans, "tiles": _tiles, "lines": _lines, "between": _between,
     "wrapped": _wrapped,
 }  # fmt: skip

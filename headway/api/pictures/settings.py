@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from msgspec import structs
 
+from headway.api.pictures.clips import ClipSettings
 from headway.api.pictures.placeholders import Placeholders
 from headway.core.errors import ConfigError
 from headway.core.media import SoundInfo, VisionInfo
@@ -23,6 +24,8 @@ _HONOURED = {
 }  # fmt: skip
 _OFF = {"do_pan_and_scan": (None, False), "do_pad": (None, True, False)}
 """Fields that are not honoured, and values at which they change nothing here: pictures are never batched, so never padded."""
+_CAMERA_FPS = 24.0
+"""Frames a second of a video that does not say, where frames are chosen here."""
 VIDEO_FILES = ("video_preprocessor_config.json", "processor_config.json", "preprocessor_config.json")
 FILES = ("preprocessor_config.json", "processor_config.json")
 
@@ -42,6 +45,9 @@ def _family(rule: str, marker: str, **defaults: Any) -> Family:
 FAMILIES: Mapping[str, Family] = {
     "Gemma3ForConditionalGeneration": _family(
         "fixed", "spans", size={"height": 224, "width": 224}, resample=BILINEAR, image_mean=_HALF, image_std=_HALF
+    ),
+    "Gemma3nForConditionalGeneration": _family(
+        "fixed", "apart", size={"height": 768, "width": 768}, image_mean=_HALF, image_std=_HALF
     ),
     "Gemma4ForConditionalGeneration": _family(
         "budget", "wrapped", size={}, max_soft_tokens=280, do_normalize=False, image_mean=[0.0] * 3, image_std=[1.0] * 3
@@ -111,12 +117,15 @@ def read_settings(
     return settings, Placeholders.of(family.marker, info, config, sound)
 
 
-def read_clip_settings(folder: Path | None, info: VisionInfo) -> tuple[ImageSettings, float]:
-    """How frames of a model's videos are prepared, and how many a second they are unless somebody says so.
+def read_clip_settings(folder: Path | None, architecture: str, info: VisionInfo) -> ClipSettings:
+    """How a model's videos are prepared.
 
     Raises:
         ConfigError: as for ``read_settings``.
     """
+    own = FAMILIES.get(architecture)
+    if own is not None and own.rule == "budget":
+        return _sampled(own, folder, info)
     row, mean, std = info.patch * info.group, _CLIP_MEAN, _CLIP_STD
     size = {"shortest_edge": 128 * row * row, "longest_edge": 768 * row * row}
     if info.stamps:
@@ -131,7 +140,19 @@ def read_clip_settings(folder: Path | None, info: VisionInfo) -> tuple[ImageSett
     fps = values.get("fps") or 2.0
     if not isinstance(fps, int | float) or isinstance(fps, bool) or not 0 < fps < 1e4:
         raise ConfigError(f"the video processor's fps = {fps!r:.40} must be a number of frames a second")
-    return found, float(fps)
+    return ClipSettings(found, float(fps))
+
+
+def _sampled(family: Family, folder: Path | None, info: VisionInfo) -> ClipSettings:
+    """Of a model that reads so many frames of a video, whatever its length (Gemma 4)."""
+    given = _given(folder, VIDEO_FILES, "video_processor")
+    values = {**family.defaults, "max_soft_tokens": 70, "num_frames": 32, **given}
+    if "fps" in given:
+        raise ConfigError(f"the video processor's fps = {given['fps']!r:.40} is not honoured; num_frames is")
+    most = values["num_frames"] if values.get("do_sample_frames", True) else 0
+    if isinstance(most, bool) or not isinstance(most, int) or most < 0:
+        raise ConfigError(f"the video processor's num_frames = {most!r:.40} must be a number of frames")
+    return ClipSettings(_settings(family, values, info), _CAMERA_FPS, most)
 
 
 def _given(folder: Path | None, files: Sequence[str], part: str) -> dict[str, Any]:

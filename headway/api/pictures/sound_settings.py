@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
@@ -22,7 +22,25 @@ _MOST_SAMPLES: Final = 16 * RATE
 """Of a window, or from one to the next."""
 
 
-def read_sound_settings(folder: Path | None, info: SoundInfo) -> tuple[MelSettings, SoundInfo]:
+class Family(NamedTuple):
+    """Of an architecture: what its feature extractor takes absent fields for, and what no field says."""
+
+    defaults: dict[str, Any]
+    rules: dict[str, Any]
+
+
+_FAMILIES: Final = {
+    "Gemma3nForConditionalGeneration": Family(
+        {
+            "frame_length_ms": 32.0, "min_frequency": 125.0, "max_frequency": 7600.0, "preemphasis": 0.97,
+            "fft_overdrive": True, "mel_floor": 1e-5,
+        },
+        {"clamps": True, "multiple": 128, "centred": False},
+    )
+}  # fmt: skip
+
+
+def read_sound_settings(folder: Path | None, info: SoundInfo, architecture: str = "") -> tuple[MelSettings, SoundInfo]:
     """How a model's recordings are prepared, and what it hears with the bound that its processor's files set.
 
     Args:
@@ -31,11 +49,17 @@ def read_sound_settings(folder: Path | None, info: SoundInfo) -> tuple[MelSettin
     Raises:
         ConfigError: something there is not implemented, or does not fit the model; names the field.
     """
-    values = read_fields(folder, FILES, "feature_extractor")
+    family = _FAMILIES.get(architecture, Family({}, {}))
+    given = {
+        name: value for name, value in read_fields(folder, FILES, "feature_extractor").items() if value is not None
+    }
+    values = {**family.defaults, **given}
     most = read_fields(folder, ("processor_config.json",), "").get("audio_seq_length")
     most = info.longest if most is None else most
     if isinstance(most, bool) or not isinstance(most, int) or most < 1:
         raise ConfigError(f"the processor's audio_seq_length = {most!r:.60} must be a positive integer")
+    if info.pads and most != info.longest:
+        raise ConfigError(f"the processor's audio_seq_length = {most} is not what the model hears, {info.longest}")
     for name, wanted in (("sampling_rate", RATE), ("feature_size", info.mel_bins), ("dither", 0)):
         if values.get(name, wanted) != wanted:
             raise _refused(name, values[name], f"does not fit; {wanted} does")
@@ -52,6 +76,7 @@ def read_sound_settings(folder: Path | None, info: SoundInfo) -> tuple[MelSettin
     for name, ours in (("per_bin_mean", "mean"), ("per_bin_stddev", "deviation")):
         found[ours] = _each(values, name, info.mel_bins)
     doubled, first = bool(values.get("fft_overdrive", False)), bool(values.get("preemphasis_htk_flavor", True))
+    found |= family.rules
     settings = MelSettings(bins=info.mel_bins, doubled=doubled, keeps_first=first, **found)
     if not 0 <= settings.lowest < settings.highest <= RATE / 2:
         raise _refused("max_frequency", settings.highest, f"must lie between min_frequency and {RATE // 2}")

@@ -67,6 +67,11 @@ class Sounds:
         self._pool: Pool | None = None
         self._lock = threading.Lock()
 
+    @property
+    def longest_seconds(self) -> float:
+        """Of a recording."""
+        return longest_seconds(self.info, self.settings)
+
     def prepare(self, sound: Sound, number: int, job: Job | None = None) -> EncoderItem:
         """Its item.
 
@@ -79,9 +84,9 @@ class Sounds:
             BusyError: it could not be done now.
         """
         if not isinstance(sound.data, bytes):
-            most = longest_seconds(self.info, self.settings)
             try:
-                return make_sound(self.info, self.settings, check_samples(*sound.data, most_seconds=most))
+                samples = check_samples(*sound.data, most_seconds=self.longest_seconds)
+                return make_sound(self.info, self.settings, samples)
             except AudioError as error:
                 raise InvalidRequestError(f"recording {number}: {error}", FIELD) from None
         try:

@@ -6,6 +6,7 @@ Shapes: N rows of one recording, C the tower's width, H heads of D, W keys that 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import cast
 
 import torch
@@ -19,7 +20,7 @@ from headway.models.layers.activation import activation
 from headway.models.layers.linear import Linear
 from headway.models.layers.mixer import parameter
 from headway.models.layers.norm import RMSNorm
-from headway.models.vision.sandwich import ClippedLinear, clippable
+from headway.models.vision.sandwich import ClippedLinear
 
 EPS = 1e-6
 """Of norms that config.json says nothing about."""
@@ -39,8 +40,8 @@ class FeedForward(nn.Module):
     def __init__(self, spec: AudioSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         size, self.spec = spec.hidden_size, spec
-        self.up = clippable(spec.clipped, size, {"ffw_layer_1": 4 * size}, dtype=dtype, device=device)
-        self.down = clippable(spec.clipped, 4 * size, {"ffw_layer_2": size}, dtype=dtype, device=device)
+        self.up = _product(spec, size, {"ffw_layer_1": 4 * size}, dtype=dtype, device=device)
+        self.down = _product(spec, 4 * size, {"ffw_layer_2": size}, dtype=dtype, device=device)
         self.before, self.behind = (RMSNorm(size, EPS, dtype=dtype, device=device) for _ in range(2))
         self.act = activation(spec.activation, gated=False)
 
@@ -66,9 +67,9 @@ class LocalAttention(nn.Module):
     def __init__(self, spec: AudioSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         size, self.spec = spec.hidden_size, spec
-        into = dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), size)
-        self.qkv = clippable(spec.clipped, size, into, dtype=dtype, device=device)
-        self.out = clippable(spec.clipped, size, {"self_attn.post": size}, dtype=dtype, device=device)
+        into = dict.fromkeys((f"{spec.names.attention}{each}_proj" for each in "qkv"), size)
+        self.qkv = _product(spec, size, into, dtype=dtype, device=device)
+        self.out = _product(spec, size, {spec.names.post: size}, dtype=dtype, device=device)
         self.before, self.behind = (RMSNorm(size, EPS, dtype=dtype, device=device) for _ in range(2))
         self.position_weight = parameter(size, size, dtype=dtype, device=device)
         self.scales = parameter(spec.head_dim, dtype=dtype, device=device)
@@ -91,23 +92,21 @@ class LocalAttention(nn.Module):
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
+        names = self.spec.names
         found = _of(self.qkv).destinations(prefix) | _of(self.out).destinations(prefix)
-        found |= self.before.destinations(f"{prefix}norm_pre_attn.")
-        found |= self.behind.destinations(f"{prefix}norm_post_attn.")
-        found[f"{prefix}self_attn.relative_k_proj.weight"] = Target(self.position_weight)
-        return found | {f"{prefix}self_attn.per_dim_scale": Target(self.scales)}
+        found |= self.before.destinations(prefix + names.norms[0]) | self.behind.destinations(prefix + names.norms[1])
+        found[prefix + names.positions] = Target(self.position_weight)
+        return found | {f"{prefix}{names.attention}per_dim_scale": Target(self.scales)}
 
     def finalize(self) -> None:
         """Called once, when the weights are in place: relative positions are projected, scales of queries and keys made one."""
         spec, weight = self.spec, self.position_weight
         found = F.linear(relative_positions(spec).to(weight), weight).view(-1, spec.num_heads, spec.head_dim)
         self.relative.zero_()
-        # Keys are scaled by a constant, and relative positions are not.
-        both = math.log(1 + math.e) / math.log(2)
-        self.relative[..., : len(found)] = found.permute(1, 2, 0) / both
+        self.relative[..., : len(found)] = found.permute(1, 2, 0) / spec.key_scale
         own = F.softplus(self.scales.data.float())
         self.scales = parameter(spec.head_dim, dtype=torch.float32, device=weight.device)
-        self.scales.copy_(own * (both * spec.head_dim**-0.5 / math.log(2)))
+        self.scales.copy_(own * (spec.key_scale * spec.head_dim**-0.5 / math.log(2)))
         del self.position_weight
 
 
@@ -117,8 +116,8 @@ class LightConvolution(nn.Module):
     def __init__(self, spec: AudioSpec, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         size, self.spec = spec.hidden_size, spec
-        self.start = clippable(spec.clipped, size, {"lconv1d.linear_start": 2 * size}, dtype=dtype, device=device)
-        self.end = clippable(spec.clipped, size, {"lconv1d.linear_end": size}, dtype=dtype, device=device)
+        self.start = _product(spec, size, {"lconv1d.linear_start": 2 * size}, dtype=dtype, device=device)
+        self.end = _product(spec, size, {"lconv1d.linear_end": size}, dtype=dtype, device=device)
         self.weight = parameter(size, 1, spec.kernel, dtype=dtype, device=device)
         self.before, self.between = (RMSNorm(size, spec.eps, dtype=dtype, device=device) for _ in range(2))
         self.act = activation(spec.activation, gated=False)
@@ -159,9 +158,10 @@ class ConformerBlock(nn.Module):
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
-        found = self.first.destinations(f"{prefix}feed_forward1.") | self.second.destinations(f"{prefix}feed_forward2.")
+        names = self.spec.names
+        found = self.first.destinations(prefix + names.parts[0]) | self.second.destinations(prefix + names.parts[1])
         found |= self.attention.destinations(prefix) | self.convolution.destinations(prefix)
-        return found | self.norm.destinations(f"{prefix}norm_out.")
+        return found | self.norm.destinations(prefix + names.norms[2])
 
     def finalize(self) -> None:
         """Called once, when the weights are in place and before the products are packed."""
@@ -170,11 +170,20 @@ class ConformerBlock(nn.Module):
 
 def relative_positions(spec: AudioSpec) -> torch.Tensor:
     """f32 [keys that have one, C]: sines and cosines of the keys' relative positions (Dai et al. 2019, appendix B)."""
-    places = spec.span - 1 - torch.arange(min(spec.window, spec.span))
+    places = spec.span - 1 - torch.arange(spec.placed)
     half = spec.hidden_size // 2
     rates = torch.exp(torch.arange(half) * (-math.log(LONGEST_PERIOD) / max(half - 1, 1)))
     angles = places[:, None] * rates
     return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+def _product(
+    spec: AudioSpec, width: int, parts: Mapping[str, int], *, dtype: torch.dtype, device: torch.device
+) -> Linear | ClippedLinear:
+    if spec.clipped:
+        return ClippedLinear(width, parts, dtype=dtype, device=device)
+    own = {f"{name}{spec.names.linear}": rows for name, rows in parts.items()}
+    return Linear(width, own, bias=False, dtype=dtype, device=device)
 
 
 def _of(product: nn.Module) -> Linear | ClippedLinear:

@@ -69,6 +69,12 @@ class PassBuffers:
     deep: torch.Tensor | None
 
     @classmethod
+    def none(cls, device: torch.device) -> PassBuffers:
+        """Of a model without a tower for pictures."""
+        ints = torch.zeros(0, dtype=torch.int32, device=device)
+        return cls(torch.zeros(0, device=device), ints, None, ints, None, None, None)
+
+    @classmethod
     def make(cls, spec: VisionSpec, most: PassShape, *, dtype: torch.dtype, device: torch.device) -> PassBuffers:
         """Buffers of passes up to ``most``."""
         units, merged = most.units, cdiv(most.units, spec.group**2)

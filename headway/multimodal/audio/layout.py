@@ -28,8 +28,8 @@ class SoundLayout(NamedTuple):
         return self.frames * self.bins
 
     @property
-    def rows(self) -> int:
-        """Rows of the decoder that it becomes."""
+    def units(self) -> int:
+        """Rows that pass the tower's blocks."""
         return fourth(self.frames)
 
 

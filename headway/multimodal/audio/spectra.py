@@ -28,7 +28,10 @@ class MelSettings(msgspec.Struct, kw_only=True, frozen=True):
         keeps_first: the first sample of a window has no predecessor, and is made smaller; else it has the one before.
         doubled: spectra are twice as fine as the window needs.
         scale: of samples.
-        floor: added to what the logarithm is of.
+        floor: added to what the logarithm is of; or the least that it is, with ``clamps``.
+        clamps: see ``floor``.
+        multiple: silence behind makes samples a multiple of so many, and is heard; 0: none does.
+        centred: the first window is around the first sample; else it begins there.
         mean, deviation: of each bin, to normalise by; (): not.
     """
 
@@ -42,12 +45,26 @@ class MelSettings(msgspec.Struct, kw_only=True, frozen=True):
     doubled: bool = False
     scale: float = 1.0
     floor: float = 1e-3
+    clamps: bool = False
+    multiple: int = 0
+    centred: bool = True
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
 
+    @property
+    def ahead(self) -> int:
+        """Samples of silence before the first."""
+        return self.window // 2 if self.centred else 0
+
     def frames(self, samples: int) -> int:
-        """Spectra of so many samples: the first is around the first sample, and none goes beyond the last."""
-        return max(cdiv(samples - (self.window - self.window // 2), self.hop), 0)
+        """Spectra of so many samples; a window and its next sample lie within them, and what silence is heard."""
+        whole = cdiv(samples, self.multiple) * self.multiple if self.multiple else samples
+        return max(cdiv(whole + self.ahead - self.window, self.hop), 0)
+
+    def most_samples(self, frames: int) -> int:
+        """Samples that come to so many spectra and no more."""
+        most = frames * self.hop + self.window - self.ahead
+        return most // self.multiple * self.multiple if self.multiple else most
 
 
 def spectra(samples: Floats, settings: MelSettings) -> Floats:
@@ -55,12 +72,14 @@ def spectra(samples: Floats, settings: MelSettings) -> Floats:
     count, size = settings.frames(len(samples)), settings.window
     if not count:
         return np.empty((0, settings.bins), np.float32)
-    padded = np.pad(samples * np.float32(settings.scale), (size // 2, 0))
+    behind = -len(samples) % settings.multiple if settings.multiple else 0
+    padded = np.pad(samples * np.float32(settings.scale), (settings.ahead, behind))
     windows = np.lib.stride_tricks.sliding_window_view(padded, size + 1)[: count * settings.hop : settings.hop]
     hann = (0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)).astype(np.float32)
     length = next_power_of_2(size) * (2 if settings.doubled else 1)
     power = np.abs(np.fft.rfft(_emphasised(windows, settings) * hann, n=length, axis=1))
-    found = np.log(power @ _filters(settings, length).T + settings.floor)
+    power = power @ _filters(settings, length).T
+    found = np.log(np.maximum(power, settings.floor) if settings.clamps else power + settings.floor)
     if settings.mean:
         found = found - np.array(settings.mean)
     if settings.deviation:

@@ -12,6 +12,7 @@ import base64
 import hashlib
 import time
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import msgspec
 from fastapi import FastAPI, Response
@@ -24,6 +25,9 @@ from headway.core.messages import EngineStats, ModelInfo
 from headway.server.door import FIGURES_PATH
 from headway.server.metrics_source import served_name, shared_source
 
+if TYPE_CHECKING:
+    from headway.api.pictures.door import Pictures
+
 
 class Requests(msgspec.Struct):
     """What the page shows of requests."""
@@ -35,12 +39,26 @@ class Requests(msgspec.Struct):
     tasks: dict[str, int]
 
 
+class Media(msgspec.Struct):
+    """What a conversation may have beside text.
+
+    Attributes:
+        pictures, recordings: most of them; 0: the model takes none.
+        seconds: the longest recording.
+    """
+
+    pictures: int
+    recordings: int = 0
+    seconds: float = 0.0
+
+
 class Live(msgspec.Struct):
     """The answer of ``GET /live/figures``. Counters count from the start; the page takes differences.
 
     Attributes:
         now: this server's monotonic clock in seconds.
         engine: None when the engine does not answer.
+        media: None: conversations are text alone.
     """
 
     model: str
@@ -49,12 +67,14 @@ class Live(msgspec.Struct):
     info: ModelInfo
     engine: EngineStats | None
     requests: Requests
+    media: Media | None = None
 
 
 def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
     """Add ``GET /`` and ``GET /live/figures``."""
     source, name = shared_source(app, llm), served_name(llm, settings)
     info = msgspec.structs.replace(llm.model_info, model=name)
+    media = None if llm.pictures is None else _media(llm.pictures)
     html, policy = assemble()
     headers = {
         "Content-Security-Policy": policy,
@@ -70,13 +90,18 @@ def install(app: FastAPI, llm: AsyncLLM, settings: object) -> None:
     async def live() -> Response:
         stats, kept = await source.read(), llm.request_metrics
         requests = Requests(kept.first_token, kept.next_token, kept.finished, kept.whole, kept.tasks)
-        answer = Live(name, __version__, time.monotonic(), info, stats, requests)
+        answer = Live(name, __version__, time.monotonic(), info, stats, requests, media)
         return Response(
             msgspec.json.encode(answer), media_type="application/json", headers={"Cache-Control": "no-store"}
         )
 
     app.add_api_route("/", page, methods=["GET"], response_class=HTMLResponse, include_in_schema=False)
     app.add_api_route(FIGURES_PATH, live, methods=["GET"], response_class=Response, summary="Figures for the live page")
+
+
+def _media(pictures: Pictures) -> Media:
+    sounds, seen = pictures.sounds, pictures.limits["image"] if "image" in pictures.kinds else 0
+    return Media(seen) if sounds is None else Media(seen, pictures.limits["audio"], sounds.longest_seconds)
 
 
 def assemble() -> tuple[str, str]:

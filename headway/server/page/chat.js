@@ -11,7 +11,7 @@ const shared = { model: null, key: sessionStorage.getItem("headway-key") || "", 
 const headers = extra => shared.key ? { ...extra, Authorization: "Bearer " + shared.key } : { ...extra };
 
 const touch = matchMedia("(pointer: coarse)");
-const talk = []; // {role, content}, as the next request will send it; content is text, or parts where there are pictures
+const talk = []; // {role, content}, as the next request will send it; content is text, or parts where there are media
 let running = null; // AbortController of the answer under way
 
 function pinned(log) { return log.scrollHeight - log.scrollTop - log.clientHeight < 60; }
@@ -21,14 +21,12 @@ let atEnd = true;
 $("log").addEventListener("scroll", () => { atEnd = pinned($("log")); });
 new ResizeObserver(() => { if (atEnd) $("log").scrollTop = $("log").scrollHeight; }).observe($("log"));
 
-function addTurn(role, text) {
+function addTurn(role, text, media = []) {
   const log = $("log"), turn = el(log, "article", "turn " + role);
   turn.setAttribute("aria-label", role === "user" ? "You" : "Model");
-  const body = el(turn, "div", role === "user" ? "text" : "text said", typeof text === "string" ? text : undefined);
-  if (typeof text !== "string") {
-    thumbnails(el(body, "div", "shown"), text.filter(part => part.image_url).map(part => part.image_url.url));
-    for (const part of text) if (part.text) el(body, "span", "", part.text);
-  }
+  const body = el(turn, "div", role === "user" ? "text" : "text said", media.length ? undefined : text);
+  if (media.length) thumbnails(el(body, "div", "shown"), media);
+  if (media.length && text) el(body, "span", "", text);
   log.scrollTop = log.scrollHeight;
   return { turn, body };
 }
@@ -163,12 +161,13 @@ function describe(turn, seen, started, mayRepeat) {
 
 function send(text) {
   const message = text.trim();
-  if ((!message && !attached.length) || running || can.hear) return; // a model that hears takes recordings alone
+  if ((!message && !attached.length) || running || can.transcribe) return; // a model that transcribes takes recordings alone
+  if (recorder) { complain("End the recording first"); return; }
   $("welcome").hidden = true;
-  const content = contentOf(message);
+  const media = [...attached];
   dropAttached();
-  talk.push({ role: "user", content });
-  addTurn("user", content);
+  talk.push({ role: "user", content: contentOf(message, media) });
+  addTurn("user", message, media);
   $("prompt").value = "";
   grow();
   answer();

@@ -202,7 +202,7 @@ function status(kind, text) {
 function take(now) {
   const info = now.info, e = now.engine;
   shared.model = now.model;
-  offer(info);
+  offer(info, now.media);
   $("model").textContent = now.model;
   const pools = info.tasks[0] !== "generate", serves = pools ? info.tasks.join(", ") : `KV ${count(info.num_kv_tokens)} tokens`;
   $("facts").textContent = `${info.architecture} · ${info.dtype} · ${info.device} · context ${count(info.max_model_len)} · ${serves}`;
