@@ -209,7 +209,10 @@ def test_smollm2_equals_transformers() -> None:
 
 
 def test_gates_of_shared_experts_are_products_with_one_output(tmp_path: Path) -> None:
-    shapes: dict[str, tuple[int, ...]] = {"blk.0.ffn_gate_inp_shexp.weight": (HIDDEN,), "blk.0.ffn_gate_inp.weight": (3, HIDDEN)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "blk.0.ffn_gate_inp_shexp.weight": (HIDDEN,),
+        "blk.0.ffn_gate_inp.weight": (3, HIDDEN),
+    }
     arrays = llama_arrays(shapes)
     tensors = dict(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", arrays, arch="qwen2moe"))).tensors())
     gate = tensors["model.layers.0.mlp.shared_expert_gate.weight"]

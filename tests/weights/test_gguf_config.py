@@ -228,7 +228,8 @@ def test_experts_one_by_one_are_an_older_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arch", "layers", "scalar"), [("gemma2", 46, 4), ("gemma3", 62, 4), ("gemma2", 62, 8), ("gemma3", 46, 8), ("gemma2", 45, 8)]
+    ("arch", "layers", "scalar"),
+    [("gemma2", 46, 4), ("gemma3", 62, 4), ("gemma2", 62, 8), ("gemma3", 46, 8), ("gemma2", 45, 8)],
 )
 def test_what_gemmas_divide_scores_by(tmp_path: Path, arch: str, layers: int, scalar: int) -> None:
     """Of the two models of 27B it is not the head's size (here 8) but the hidden size by the heads (16 by 4)."""
@@ -262,7 +263,9 @@ def test_searched_factors(tmp_path: Path) -> None:
         config(tmp_path, arrays=arrays)
 
 
-@pytest.mark.parametrize(("short", "long"), [([], [2.0, 4.0]), ([1.0, 1.5], []), ([1.0], [2.0, 4.0]), ([1.0, 1.5], [2.0] * 3)])
+@pytest.mark.parametrize(
+    ("short", "long"), [([], [2.0, 4.0]), ([1.0, 1.5], []), ([1.0], [2.0, 4.0]), ([1.0, 1.5], [2.0] * 3)]
+)
 def test_searched_factors_that_do_not_fit(tmp_path: Path, short: list[float], long: list[float]) -> None:
     with pytest.raises(UnsupportedModelError, match="need 2 values each"):
         config(tmp_path, {"llama.rope.scaling.original_context_length": 32}, arrays=longrope(short, long))
@@ -292,7 +295,11 @@ def test_the_dtype_is_that_of_most_elements(tmp_path: Path, kind: type, name: st
 
 
 def test_what_a_file_says_of_generation_is_taken_where_it_can_be_meant(tmp_path: Path) -> None:
-    said: dict[str, Any] = {"general.sampling.temp": True, "general.sampling.top_k": "many", "general.sampling.min_p": 0.25}
+    said: dict[str, Any] = {
+        "general.sampling.temp": True,
+        "general.sampling.top_k": "many",
+        "general.sampling.min_p": 0.25,
+    }
     said |= {"tokenizer.ggml.bos_token_id": "one", "tokenizer.ggml.eot_token_id": 7}
     path = write_gguf(tmp_path / "m.gguf", llama_arrays(), extra=said)
     checkpoint = open_checkpoint(str(path))

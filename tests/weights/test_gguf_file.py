@@ -135,7 +135,10 @@ def test_names_and_dimensions_up_to_their_limits(tmp_path: Path) -> None:
     header = read(path, header_bytes(tensors=1, keys=1, rest=named(name, 0, b"\x05") + tensor(name, (1, 2, 3, 4))))
     assert header.metadata == {name.decode(): 5}
     assert [(each.name, each.shape) for each in header.tensors] == [(name.decode(), (4, 3, 2, 1))]
-    for rest in (named(name + b"n", 0, b"\x05") + tensor(b"t", (1,)), named(b"k", 0, b"\x05") + tensor(name + b"n", (1,))):
+    for rest in (
+        named(name + b"n", 0, b"\x05") + tensor(b"t", (1,)),
+        named(b"k", 0, b"\x05") + tensor(name + b"n", (1,)),
+    ):
         with pytest.raises(WeightsError, match="truncated or corrupt"):
             read(path, header_bytes(tensors=1, keys=1, rest=rest))
     with pytest.raises(WeightsError, match="5 dimensions"):
@@ -146,7 +149,7 @@ def test_names_and_dimensions_up_to_their_limits(tmp_path: Path) -> None:
 def test_counts_beyond_their_limits_are_not_begun_with(tmp_path: Path, keys: int, tensors: int) -> None:
     with pytest.raises(WeightsError, match=f"{tensors} tensors, {keys} keys"):
         read(tmp_path / "m.gguf", header_bytes(keys=keys, tensors=tensors))
-    with pytest.raises(WeightsError, match="metadata key|tensor name"):  # as many as there may be: they are looked for
+    with pytest.raises(WeightsError, match=r"metadata key|tensor name"):  # as many as there may be: they are looked for
         read(tmp_path / "m.gguf", header_bytes(keys=min(keys, MAX_KEYS), tensors=min(tensors, MAX_TENSORS)))
 
 
@@ -160,4 +163,7 @@ def test_data_begins_at_a_multiple_of_the_alignment(tmp_path: Path, keys: bytes,
 def test_pieces_that_are_no_utf8_stop_nothing(tmp_path: Path) -> None:
     listed = struct.pack("<IQ", 8, 2) + struct.pack("<Q", 1) + b"\xff" + struct.pack("<Q", 2) + b"ok"
     rest = named(b"a", 8, struct.pack("<Q", 2) + b"\xc3\x28") + named(b"b", 9, listed)
-    assert read(tmp_path / "m.gguf", header_bytes(keys=2, rest=rest)).metadata == {"a": "\ufffd(", "b": ["\ufffd", "ok"]}
+    assert read(tmp_path / "m.gguf", header_bytes(keys=2, rest=rest)).metadata == {
+        "a": "\ufffd(",
+        "b": ["\ufffd", "ok"],
+    }
