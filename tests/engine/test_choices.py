@@ -84,7 +84,9 @@ def test_sizes_that_are_said() -> None:
 def test_a_step_has_room_for_all_rows(width: int) -> None:
     found = choose_sizes(args(max_num_seqs=500), spec(), False, width=width)
     assert found.max_num_batched_tokens == max(1024, 500 * width)
-    assert choose_sizes(args(max_num_seqs=6, max_num_batched_tokens=6 * width), spec(), False, width=width)
+    assert (
+        choose_sizes(args(max_num_seqs=6, max_num_batched_tokens=6 * width), spec(), False, width=width).width == width
+    )
     each = "one token" if width == 1 else "3 tokens, drafts included,"
     with pytest.raises(ConfigError, match=f"is less than max_num_seqs=6 take: every running request needs {each}"):
         choose_sizes(args(max_num_seqs=6, max_num_batched_tokens=6 * width - 1), spec(), False, width=width)

@@ -218,7 +218,7 @@ def test_a_child_reports_how_it_began_and_how_it_ended(monkeypatch: pytest.Monke
         return core
 
     monkeypatch.setattr(child, "load_core", load)
-    monkeypatch.setattr(child.gc, "freeze", lambda: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
     boot = channel.Boot(EngineArgs(model="x"), "m:f")
     whole: Any = Sockets([boot], [channel.Shutdown()])
     assert child.run(whole) == 0 and core.calls == ["shutdown"] and loaded == [("m:f", boot.args, None)]

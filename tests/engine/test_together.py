@@ -30,7 +30,8 @@ NGRAM = SpeculativeConfig(method="ngram", num_speculative_tokens=2)
 HANDED_IN = Extras(Drafts(2, lambda house: object()))  # type: ignore[arg-type, return-value]
 
 
-POOLS = Extras(pooling=Pooling((), lambda *_: None))  # type: ignore[arg-type, return-value]
+POOLING: Any = Pooling((), lambda *_: None)  # type: ignore[arg-type]
+POOLS = Extras(pooling=POOLING)
 THREADS, RAY = {"distributed_executor_backend": "threads"}, {"distributed_executor_backend": "ray"}
 
 
@@ -46,7 +47,7 @@ def drafting(**more: Any) -> Extras:
         ({"node_rank": 1, "nnodes": 2, "tensor_parallel_size": 2}, Extras(), None, "node_rank > 0"),
         ({"enable_dbo": True, "speculative_config": NGRAM}, drafting(), None, "does not cut rows of drafts"),
         ({"tensor_parallel_size": 2}, HANDED_IN, None, "cannot be handed on to other ranks"),
-        ({"pipeline_parallel_size": 2}, Extras(pooling=Pooling((), lambda *_: None)), None, "cannot be handed on"),  # type: ignore[arg-type, return-value]
+        ({"pipeline_parallel_size": 2}, POOLS, None, "cannot be handed on"),
         ({"tensor_parallel_size": 2, "quantization": "gguf"}, Extras(), None, "cannot be cut into columns"),
         ({"pipeline_parallel_size": 2}, Extras(), SEAT, "stages of several replicas"),
         (
@@ -81,7 +82,7 @@ def test_halves_have_one_size_on_all_replicas() -> None:
     graphs, none = SimpleNamespace(captures_graphs=True), SimpleNamespace(captures_graphs=False)
     for given, device in (({"enable_dbo": True}, none), ({"enable_dbo": True, "enforce_eager": True}, graphs)):
         with pytest.raises(ConfigError, match="one size on all replicas"):
-            refuse_uneven_halves(args(**given), device)  # type: ignore[arg-type]
+            refuse_uneven_halves(args(**given), device)
     fine: Any = (({"enable_dbo": True}, graphs), ({"enforce_eager": True}, none))
     for given, device in fine:
         refuse_uneven_halves(args(**given), device)
@@ -155,7 +156,7 @@ def test_what_each_drafter_needs_of_the_engine(
     method: str, lookahead: int, forgets: bool, has_model: bool, embeds: bool
 ) -> None:
     """Places behind a row's last token, the last block of a hit anew, a model, the target's embedding."""
-    model = {"model": "x"} if has_model and method != "mtp" else {}
+    model: dict[str, Any] = {"model": "x"} if has_model and method != "mtp" else {}
     for adaptive, widths in ((True, (1, 2, 4)), (False, (1, 4))):
         config = SpeculativeConfig(method=method, num_speculative_tokens=3, adaptive=adaptive, **model)
         drafts = Drafts.of(config)
@@ -176,12 +177,12 @@ def test_an_engine_without_drafts() -> None:
     plain = Extras()
     assert (plain.lookahead, plain.num_drafts, plain.embeds) == (0, 0, False) and plain.world.is_alone
     with pytest.raises(ConfigError, match="there is nothing to draft"):
-        Extras(Drafts.of(NGRAM), Pooling((), lambda *_: None))  # type: ignore[arg-type, return-value]
+        Extras(Drafts.of(NGRAM), POOLING)
     pools, plain_config = SimpleNamespace(pooling=object()), SimpleNamespace(pooling=None)
-    refuse_drafts(pools, drafting=False)  # type: ignore[arg-type]
-    refuse_drafts(plain_config, drafting=True)  # type: ignore[arg-type]
+    refuse_drafts(pools, drafting=False)
+    refuse_drafts(plain_config, drafting=True)
     with pytest.raises(ConfigError, match="an engine that pools generates nothing"):
-        refuse_drafts(pools, drafting=True)  # type: ignore[arg-type]
+        refuse_drafts(pools, drafting=True)
 
 
 # -- models that hear --------------------------------------------------------------------------------------------------

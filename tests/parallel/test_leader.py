@@ -72,7 +72,7 @@ def watched(seconds: float = 1e6) -> tuple[World, _Watch, Link, _Follower]:
     """A world with one follower, and the follower's end of their link."""
     near, far = socket.socketpair()
     world = World(Mesh(2), seconds=seconds)
-    one = _Follower(PLACE, Link(near, "rank 1"), SimpleNamespace(), None)  # type: ignore[arg-type]
+    one = _Follower(PLACE, Link(near, "rank 1"), SimpleNamespace(), None)
     return world, _Watch(world, OwnKeys(), [one]), Link(far, "the leader"), one
 
 
@@ -146,7 +146,7 @@ def test_a_leader_may_begin_to_listen_later(monkeypatch: pytest.MonkeyPatch) -> 
         naps.append(seconds)
         now[0] += 250.0
 
-    monkeypatch.setattr(rank_messages.socket, "create_connection", connect)
+    monkeypatch.setattr("socket.create_connection", connect)
     monkeypatch.setattr(rank_messages, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     assert rank_messages.connected("here", 5) == "connected" and naps == [0.5, 0.5]  # type: ignore[comparison-overlap]
     with pytest.raises(RankError, match="no leader at here port 5: refused"):
@@ -189,9 +189,9 @@ def test_a_host_that_does_not_lead_ends_with_the_first_of_its_ranks(
         begun.append((command[-4:], env[rank_messages.SECRET_VARIABLE]))
         return children[len(begun) - 1]
 
-    monkeypatch.setattr(node.subprocess, "Popen", begin)
+    monkeypatch.setattr("subprocess.Popen", begin)
     monkeypatch.setattr(node, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(node.signal, "signal", lambda *_: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
     args = EngineArgs(model="x", tensor_parallel_size=4, nnodes=2, node_rank=1, master_addr="there", master_port=77)
     assert node.run_node(args) == status and says in caplog.text
     assert begun == [(["far", "there", "77", str(rank)], SECRET.decode()) for rank in (2, 3)], "no secret in arguments"
@@ -217,9 +217,9 @@ def test_how_a_process_ended(code: str, says: str) -> None:
     link: Any = SimpleNamespace(child=process)
     assert str(_Link.obituary(link)) == f"the engine process {says}"
     near, far = socket.socketpair()
-    follower = _Follower(PLACE, Link(near, "x"), SimpleNamespace(), process)  # type: ignore[arg-type]
+    follower = _Follower(PLACE, Link(near, "x"), SimpleNamespace(), process)
     assert follower.end() == says and follower.name == f"rank 1 (part 1), process {process.pid},"
-    away = _Follower(PLACE, Link(far, "x"), SimpleNamespace(), None)  # type: ignore[arg-type]
+    away = _Follower(PLACE, Link(far, "x"), SimpleNamespace(), None)
     assert (away.end(), away.name) == ("has closed its connection", "rank 1 (part 1)")
     for each in (follower, away):
         each.link.close()

@@ -23,32 +23,38 @@ SECONDS = [
 ]  # fmt: skip
 
 
+def made(name: str, value: Any) -> ServerSettings:
+    """Settings of which one is said."""
+    said: dict[str, Any] = {name: value}
+    return ServerSettings(**said)
+
+
 @pytest.mark.parametrize(("name", "low", "high"), LIMITS)
 def test_whole_numbers_and_their_limits(name: str, low: int, high: int) -> None:
     for value in (low, high):
-        assert getattr(ServerSettings(**{name: value}), name) == value
+        assert getattr(made(name, value), name) == value
     for wrong in (low - 1, high + 1, float(low), True, "1", None):
         with pytest.raises(ConfigError, match=f"{name} must be an integer from {low} to {high}"):
-            ServerSettings(**{name: wrong})
+            made(name, wrong)
 
 
 @pytest.mark.parametrize(("name", "low"), SECONDS)
 def test_seconds_and_their_limits(name: str, low: float) -> None:
     for value in (low, 86400, 5.5):
-        ServerSettings(**{name: value})
+        made(name, value)
     for wrong in (-0.001, 86400.1, math.nan, True, "1", low - 1e-9):
         with pytest.raises(ConfigError, match=name):
-            ServerSettings(**{name: wrong})
+            made(name, wrong)
 
 
 @pytest.mark.parametrize(
     "name", ["served_model_name", "api_key", "allowed_origins", "allowed_hosts", "allowed_media_domains"]
 )
 def test_lists_hold_words(name: str) -> None:
-    assert getattr(ServerSettings(**{name: ["long enough"]}), name) == ["long enough"]
+    assert getattr(made(name, ["long enough"]), name) == ["long enough"]
     for wrong in ("long enough", [""], ["long enough", 1], None, ("long enough",)):
         with pytest.raises(ConfigError, match=f"{name} must be a list of non-empty strings"):
-            ServerSettings(**{name: wrong})
+            made(name, wrong)
 
 
 def test_keys_are_long_and_plain() -> None:
@@ -66,7 +72,7 @@ def test_files_that_settings_name_are_there() -> None:
             ServerSettings(**files | {missing: "/no/such"})
     for alone in ("ssl_keyfile", "ssl_certfile"):
         with pytest.raises(ConfigError, match="needs both"):
-            ServerSettings(**{alone: __file__})
+            made(alone, __file__)
 
 
 @pytest.mark.parametrize(

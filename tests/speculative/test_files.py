@@ -31,8 +31,10 @@ def target(layers: int = LAYERS, **more: Any) -> Any:
     return SimpleNamespace(**spec | more)
 
 
-def eagle(third: bool = True, layers: int = LAYERS, of: Any = None, **changes: Any) -> EagleConfig:
-    return read_eagle(INNER | changes, third=third, target=of or target(layers))
+def eagle(
+    changes: dict[str, Any] | None = None, *, third: bool = True, layers: int = LAYERS, of: Any = None, **more: Any
+) -> EagleConfig:
+    return read_eagle(INNER | (changes or {}) | more, third=third, target=of or target(layers))
 
 
 # -- EAGLE -------------------------------------------------------------------------------------------------------------
@@ -45,22 +47,22 @@ def test_layers_that_a_head_reads() -> None:
     assert eagle().auxiliary == (1, 3, 5)
     assert eagle(layers=32).auxiliary == (1, 15, 28)
     for config in ({LISTED: [1, 4, LAYERS]}, {"eagle_config": {LISTED: [1, 4, LAYERS]}}):
-        assert eagle(**config).auxiliary == (0, 3, LAYERS - 1)
-    assert eagle(**{LISTED: [2], "eagle_config": {LISTED: [1]}}).auxiliary == (1,), "the outer one counts"
-    assert eagle(third=False, **{LISTED: [1, 4]}).auxiliary == (), "EAGLE-1 reads the last hidden states"
+        assert eagle(config).auxiliary == (0, 3, LAYERS - 1)
+    assert eagle({LISTED: [2], "eagle_config": {LISTED: [1]}}).auxiliary == (1,), "the outer one counts"
+    assert eagle({LISTED: [1, 4]}, third=False).auxiliary == (), "EAGLE-1 reads the last hidden states"
 
 
 @pytest.mark.parametrize("listed", [[0, 1], [1, LAYERS + 1], [2, 1], [3, 3], ["1"], [1.0]])
 def test_layers_that_cannot_be_read(listed: list[Any]) -> None:
     with pytest.raises(UnsupportedModelError, match=f"must rise and lie in 1 to {LAYERS}"):
-        eagle(**{LISTED: listed})
+        eagle({LISTED: listed})
 
 
 def test_models_that_hand_out_some_layers_alone() -> None:
     some = target(auxiliary_layers=(1, 3))
-    assert eagle(of=some, **{LISTED: [2, 4]}).auxiliary == (1, 3)
+    assert eagle({LISTED: [2, 4]}, of=some).auxiliary == (1, 3)
     with pytest.raises(UnsupportedModelError, match="Tiny does not give the output of its layers"):
-        eagle(of=some, **{LISTED: [2, 5]})
+        eagle({LISTED: [2, 5]}, of=some)
 
 
 def test_what_a_heads_file_leaves_out() -> None:
@@ -74,10 +76,10 @@ def test_what_a_heads_file_leaves_out() -> None:
 
 def test_a_head_of_the_third_kind_may_be_narrower_than_the_model_and_one_of_the_first_may_not() -> None:
     narrow = {"hidden_size": 16, "target_hidden_size": HIDDEN}
-    found = eagle(**narrow)
+    found = eagle(narrow)
     assert (found.target_hidden, found.decoder.hidden_size) == (HIDDEN, 16)
     with pytest.raises(UnsupportedModelError, match=f"reads hidden states of 16, the model has {HIDDEN}"):
-        eagle(third=False, **narrow)
+        eagle(narrow, third=False)
     with pytest.raises(UnsupportedModelError, match="trained for another model"):
         eagle(target_hidden_size=2 * HIDDEN)
 
@@ -93,11 +95,11 @@ def test_a_head_of_the_third_kind_may_be_narrower_than_the_model_and_one_of_the_
 )
 def test_heads_of_another_kind(third: bool, changes: dict[str, Any], says: str) -> None:
     with pytest.raises(UnsupportedModelError, match=says):
-        eagle(third, **changes)
+        eagle(changes, third=third)
 
 
 def test_a_head_of_the_first_kind_has_as_many_layers_as_it_says() -> None:
-    assert [len(eagle(False, num_hidden_layers=number).decoder.blocks) for number in (1, 3)] == [1, 3]
+    assert [len(eagle(third=False, num_hidden_layers=number).decoder.blocks) for number in (1, 3)] == [1, 3]
 
 
 def test_the_librarys_format_says_what_the_head_is_in_an_object_of_its_own() -> None:
