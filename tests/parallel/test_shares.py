@@ -248,19 +248,23 @@ def test_norms_over_all_heads_are_made_of_parts(heads: int, kv_heads: int, size:
     squares: list[torch.Tensor] = []
     shards = [HeadShard(group, heads, kv_heads) for group in ranks(size)]
 
-    def mine(shard: HeadShard) -> tuple[torch.Tensor, ...]:
-        return (
+    def normalised(shard: HeadShard) -> tuple[torch.Tensor, torch.Tensor]:
+        return shard.normalised(
             by_head(q.T, shard.heads).T, by_head(k.T, shard.kv_heads).T, by_head(q_weight, shard.heads),
-            by_head(k_weight, shard.kv_heads),
+            by_head(k_weight, shard.kv_heads), 1e-5,
         )  # fmt: skip
 
+    def listen(x: torch.Tensor) -> torch.Tensor:
+        squares.append(x.clone())
+        return x
+
     for shard in shards:  # what each rank has to say
-        shard.group.all_reduce = lambda x: squares.append(x.clone()) or x  # type: ignore[attr-defined, func-returns-value]
-        shard.normalised(*mine(shard), 1e-5)
+        setattr(shard.group, "all_reduce", listen)  # noqa: B010 - a group of no kind
+        normalised(shard)
     total = torch.stack(squares).sum(0)
     for shard in shards:
-        shard.group.all_reduce = lambda x: total  # type: ignore[attr-defined]
-        found = shard.normalised(*mine(shard), 1e-5)
+        setattr(shard.group, "all_reduce", lambda x: total)  # noqa: B010 - as above
+        found = normalised(shard)
         for x, weight, own, part in ((q, q_weight, shard.heads, found[0]), (k, k_weight, shard.kv_heads, found[1])):
             wanted = torch.nn.functional.rms_norm(x, (x.shape[1],), weight, 1e-5)
             torch.testing.assert_close(part, by_head(wanted.T, own).T, rtol=1e-5, atol=1e-6)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -85,7 +86,7 @@ def test_a_sentence_models_tensors_have_the_names_of_their_folders(folder: Path)
     save_file({"weight": torch.ones(5, 4)}, folder / "colbert_linear.safetensors")
     checkpoint = open_checkpoint(str(folder))
     assert checkpoint.config == {"architectures": ["LlamaForCausalLM"]} and checkpoint.path == folder
-    for tensors in (dict(checkpoint.tensors()), dict(checkpoint.stored((8,)))):
+    for tensors in (dict[str, Any](checkpoint.tensors()), dict[str, Any](checkpoint.stored((8,)))):
         assert [*tensors] == ["model.norm.weight", "2_Dense.linear.weight", "colbert_linear.weight"]
         assert torch.equal(tensors["2_Dense.linear.weight"], dense)
     assert checkpoint.sentence is not None and checkpoint.token_heads.vectors == 5

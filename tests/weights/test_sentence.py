@@ -178,6 +178,7 @@ def test_layers_that_are_not_implemented(tmp_path: Path, change: dict[str, Any],
 
 
 def test_sparse_vectors_and_scores_by_a_token(tmp_path: Path) -> None:
+    config: dict[str, Any]
     for config in ({}, {"pooling_strategy": "max"}, {"activation_function": "relu"}):
         assert single(tmp_path, "SpladePooling", config) == SentenceFiles(sparse=True)
     for config in ({"pooling_strategy": "sum"}, {"activation_function": "log1p_relu"}):
@@ -220,7 +221,7 @@ def test_prompts_are_texts_by_name(tmp_path: Path, prompts: Any) -> None:
 
 
 def test_names_that_say_nothing(tmp_path: Path) -> None:
-    said = {"default_prompt_name": 3, "similarity_fn_name": None, "prompts": None}
+    said: dict[str, Any] = {"default_prompt_name": 3, "similarity_fn_name": None, "prompts": None}
     assert read_sentence_files(written(tmp_path, {"config_sentence_transformers.json": said}, [])) == SentenceFiles()
     said = {"similarity_fn_name": "Euclidean"}
     found = read_sentence_files(written(tmp_path, {"config_sentence_transformers.json": said}, []))
