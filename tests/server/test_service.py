@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from time import monotonic, sleep
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,33 +19,16 @@ from headway.server.lifecycle import Lifecycle, Phase
 from headway.server.service import ClientGoneError, Service, log_error, log_usage, time_limit, until_gone
 from headway.server.templates import Templates
 from tests.api.fakes import ByteTokenizer
-from tests.server.children import children
 from tests.server.conftest import MakeClient
 from tests.server.parrot import SLOTS
 from tests.server.test_completions import error_of
 
-RENDERS = "headway.server.render_child"
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
 
 def inner(client: TestClient) -> Service:
     found: Service = client.app.state.service  # type: ignore[attr-defined]
     return found
-
-
-def test_no_process_outlives_its_app(make_client: MakeClient) -> None:
-    """Those that render templates are children of the server, which may go on without the app."""
-    make_client()
-    before = children(RENDERS)
-    with make_client() as client:
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
-        assert client.post(CHAT, json=body).status_code == 200
-        own = children(RENDERS).keys() - before.keys()
-        assert own
-    end = monotonic() + 30
-    while own & children(RENDERS).keys():
-        assert monotonic() < end, "processes are left"
-        sleep(0.01)
 
 
 # -- places ------------------------------------------------------------------------------------------------------------
