@@ -100,6 +100,11 @@ def tests_of(mutation: Mutation, covered: CoverageMap, bound: float) -> list[str
     return [*PYTEST, *limits, *found, *(each for each in READ_SOURCES if each not in found)]
 
 
+def out_of_time(output: str) -> bool:
+    """Whether the time was over, and nothing had failed."""
+    return not failure(output)[0] and "session-timeout:" in output
+
+
 def tried(mutation: Mutation, tree: WarmTree, covered: CoverageMap, bound: float) -> Mutant:
     """What became of one mistake."""
     mutant = Mutant(**mutation._asdict(), tests=len(covered.tests(mutation.file, mutation.number)))
@@ -109,7 +114,7 @@ def tried(mutation: Mutation, tree: WarmTree, covered: CoverageMap, bound: float
         failed, output = tree.pytest(tests_of(mutation, covered, bound), 8 * bound)
     if failed:
         test, error = failure(output)
-        if test or "session-timeout:" not in output:  # else the time was over, and nothing had failed
+        if not out_of_time(output):
             mutant.test, mutant.error = test or "collection", error[:100]
     mutant.seconds = round(time.monotonic() - begun, 1)
     return mutant
@@ -125,7 +130,7 @@ def run(mutations: Iterable[Mutation], covered: CoverageMap, bound: float) -> It
         for number, each in enumerate(mutations):
             if not number:
                 failed, output = tree.pytest(tests_of(each, covered, bound), 8 * bound)
-                if failed:
+                if failed and not out_of_time(output):
                     raise RuntimeError(f"{output}\nthe clean tree fails")
             mutant = tried(each, tree, covered, bound)
             word = "caught" if mutant.test else "SURVIVED"

@@ -33,7 +33,7 @@ from headway.server.protocol import (
 from headway.server.report import Usage, new_id
 from headway.server.response_items import OutputItems
 from headway.server.sampling import sampling_params, structured
-from headway.server.service import Service, log_usage
+from headway.server.service import Service, log_error, log_usage
 from headway.server.sse import encode, respond
 from headway.server.tools import ToolChoice, tool_form, tool_plan
 
@@ -177,6 +177,7 @@ class ResponseJob:
             known = as_api_error(error)
             if not begun or known is None:
                 raise
+            log_error(self._scope, known.code)
             for _ in items.end("incomplete"):
                 pass
             failed = self._answer("failed", items) | {"error": {"code": "server_error", "message": str(known)}}

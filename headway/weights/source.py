@@ -58,10 +58,14 @@ def locate(model: str, *, revision: str | None = None, load_format: str = "auto"
     """
     if load_format not in ("auto", "safetensors", "gguf", "dummy"):
         raise ConfigError(f"load_format must be auto, safetensors, gguf or dummy; got {load_format!r}")
-    path = Path(model).expanduser()
-    if model == BUILT_IN and not path.exists():
+    try:
+        path = Path(model).expanduser()
+        exists = path.exists()
+    except (OSError, RuntimeError) as error:  # longer than any name, or below the folder of nobody
+        raise ModelError(f"no file or folder {model!r:.200} ({getattr(error, 'strerror', None) or error})") from None
+    if model == BUILT_IN and not exists:
         return _checked(Source(_built_in(), True, dict(BUILT_IN_SAMPLING)), load_format)
-    if model == BUILT_IN_EMBEDDER and not path.exists():
+    if model == BUILT_IN_EMBEDDER and not exists:
         return _from_folder(_built_in_embedder(), load_format)
     if path.is_file():
         if path.suffix.lower() != ".gguf":

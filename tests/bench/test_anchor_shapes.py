@@ -102,3 +102,17 @@ def test_the_shape_with_shared_keys_is_gemma_4_e2b() -> None:
     spec = spec_of(bench)
     assert (spec.narrow_layers, len(spec.layer_kinds)) == (20, 35)
     assert spec.layer_weights == pytest.approx(1.863e9, rel=1e-3)
+
+
+def test_a_shape_with_a_vocabulary_of_another_size(tmp_path: Path) -> None:
+    """Everything else is the model's own, which stays as it is; it may be asked for again."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "config.json").write_text(json.dumps({**CONFIG, "vocab_size": 300}))
+    bench = Bench(Table("own"), TINY, own, "t", tmp_path, 1, {}, True)
+    for _ in range(2):
+        other = bench.with_vocabulary(512)
+    assert (spec_of(bench).vocab_size, spec_of(other).vocab_size) == (300, 512)
+    config = {**CONFIG, "vocab_size": 512, "eos_token_id": 0, "bos_token_id": 0}
+    assert json.loads((other.folder / "config.json").read_text()) == config
+    assert other.folder.parent == tmp_path != own == bench.folder and other.tokenizer == "t"

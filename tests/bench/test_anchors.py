@@ -93,8 +93,11 @@ def test_the_whole_table(model: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     assert all(
         row["goal"] is None and row["anchor"] is None for row in rows.values()
     )  # not this card's, not this size's
-    text = next(tmp_path.glob("*.md")).read_text()
-    assert "**not served**: needs a CUDA device" in text
+    missing = sum(row["status"] == "not served" for row in rows.values())
+    assert f"headway: {missing} figures are not served; the report says why" in result.output
+    [written] = tmp_path.glob("*.md")
+    assert f"wrote {written.with_suffix('.json')} and {written.name}" in result.output
+    assert "**not served**: needs a CUDA device" in written.read_text()
 
 
 def test_processor_time_is_the_processes_own() -> None:

@@ -135,6 +135,22 @@ def test_demands_that_leave_no_token_fail_alone(make_engine: MakeEngine, depth: 
     assert text_of(answers["ends"]) == "ab" and answers["fine"].error is None
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_token_that_its_grammar_did_not_allow_ends_the_request_alone(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, depth: int
+) -> None:
+    """Whatever the device may have drawn: nothing that the grammar forbids reaches a client."""
+    allows = HostGrammars.allows
+    monkeypatch.setattr(HostGrammars, "allows", lambda self, name, token: name != "bad" and allows(self, name, token))
+    core, lark = make_engine(run_ahead=depth), host_grammar("grammar", LARK)
+    answers = run(core, [request(name, [1, 2], host_grammar=lark, max_tokens=4) for name in ("bad", "fine")])
+    bad, fine = answers["bad"], answers["fine"]
+    assert (bad.token_ids, bad.finish_reason, bad.error_parameter) == ([], "error", "structured_outputs")
+    assert bad.error == "no token was left that structured_outputs allow together; loosen them"
+    assert fine.token_ids and fine.finish_reason in ("stop", "length") and fine.error is None
+    core.check_integrity()
+
+
 def test_an_abort_at_any_time_leaves_nothing(make_engine: MakeEngine) -> None:
     core = make_engine(run_ahead=2)
     for moment in range(12):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,10 +24,13 @@ from headway.kernels.skinny_linear.tiles import Kind as FewKind
 from headway.kernels.wide_linear import wide_add, wide_gate_up, wide_qkv
 from headway.kernels.wide_linear.tiles import Counts
 from headway.kernels.wide_linear.tiles import Kind as WideKind
+from headway.models.blocks import BlockSpec
+from headway.models.config import map_blocks
 from headway.models.decoder import DecoderModel
 from headway.models.layers import attention, moe
 from headway.models.layers.forms import Rules, rules_for
 from headway.models.layers.mlp import MLP, MLPSpec
+from headway.models.layers.moe import MixtureSpec
 from headway.models.load import load_model
 from headway.weights import open_checkpoint
 from tests.kernels.test_mid_linear import SHIPPED
@@ -284,6 +288,56 @@ def test_mixtures_of_few_tokens_take_norms_and_sums_in(
         assert set(calls) <= {tokens} and not (calls and tokens > 4)
         if tokens == 1:
             assert calls if layers is None else len(calls) == layers
+
+
+@pytest.mark.parametrize(
+    ("block", "mixture", "taken"),
+    [
+        ({}, {}, True),
+        ({}, {"bias": True}, True),
+        ({}, {"weigh_inputs": True}, True),
+        ({}, {"activation": "clamped_swiglu", "limit": 1.0, "alpha": 1.7}, True),
+        ({}, {"gated": False, "activation": "relu2"}, True),
+        ({"after": "norm"}, {}, False),
+        ({"residual_multiplier": 0.3}, {}, False),
+        ({}, {"zero_experts": 2}, False),
+        ({}, {"latent": 16}, False),
+        ({}, {"shared": MLPSpec(size=24)}, False),
+        ({}, {"shared": MLPSpec(size=24), "shared_gate": "gate"}, False),
+    ],
+)
+def test_few_tokens_leave_nothing_out_of_a_mixture(
+    block: dict[str, Any], mixture: dict[str, Any], taken: bool, used: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is around and in it, also in layers no released model has yet."""
+    calls: list[int] = []
+
+    def counted(x: torch.Tensor, *more: Any) -> None:
+        calls.append(len(x))
+        add_experts(x, *more)
+
+    monkeypatch.setattr(moe, "add_experts", counted)
+    others, after = {name: value for name, value in block.items() if name != "after"}, block.get("after", "")
+
+    def changed(_: int, spec: BlockSpec) -> BlockSpec:
+        assert isinstance(spec.ffn, MixtureSpec)
+        return replace(spec, ffn=replace(spec.ffn, **mixture), names=replace(spec.names, after_ffn=after), **others)
+
+    found = pair("qwen3-moe").model
+    config = map_blocks(found.config, changed)
+    plain, fused = (DecoderModel(config, dtype=torch.float32, device=DEVICE, max_model_len=64) for _ in range(2))
+    generator = torch.Generator().manual_seed(11)
+    for one, other in zip(plain.parameters(), fused.parameters(), strict=True):
+        one.data.copy_(torch.randn(one.shape, generator=generator) * 0.2)
+        other.data.copy_(one.data)
+    for model in (plain, fused):
+        model.finalize()
+    fused.use_forms(Rules(few=lambda *_: 16))
+    machines = Machine(plain), Machine(fused)
+    for step in ([Row(1, TOKENS[:3])], [Row(1, TOKENS[3:4], 3)]):
+        wanted, given = (machine.step(step) for machine in machines)
+        torch.testing.assert_close(given, wanted, atol=2e-4, rtol=1e-4)
+    assert bool(calls) == taken
 
 
 def test_biases_keep_products_narrow(used: dict[str, int]) -> None:

@@ -171,3 +171,109 @@ def test_seconds_of_all_reasons_are_told_once() -> None:
         found = accord.waits()
         assert {reason: each.waits for reason, each in found.items()} == counts
         assert sum(each.seconds for each in found.values()) == pytest.approx(waited)
+
+
+class Post:
+    """Keeps what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Letter] = []
+
+    def send(self, letter: Letter) -> None:
+        self.sent.append(letter)
+
+
+def test_a_sleeper_is_woken_once_and_an_epoch_is_begun_once() -> None:
+    post = Post()
+    ours = Agreement(0, 3, post, depth=1, sizes=SIZES)
+    assert not ours.must_wake() and not ours.awake
+    ours.follow()
+    assert (ours.awake, ours.epoch) == (False, 0), "nobody has begun one"
+    ours.take(Letter(2, 1, 0, IDLE, wakes=True))
+    ours.take(Letter(1, 1, 0, IDLE, wakes=True))
+    assert ours.must_wake() and not post.sent
+    ours.follow()
+    assert (ours.awake, ours.epoch, ours.step) == (True, 1, 0) and not ours.must_wake() and not post.sent
+    ours.wake()
+    assert ours.epoch == 1 and not post.sent, "it is awake"
+    with pytest.raises(RankError, match="rank 1 is in epoch 3, this one still in 1"):
+        ours.take(Letter(1, 3, 0, IDLE, wakes=True))
+    ours.take(Letter(1, 2, 0, IDLE, wakes=True))  # a rank that was faster than this one to end the epoch
+
+
+def test_who_wakes_the_others_tells_them_so() -> None:
+    post = Post()
+    ours = Agreement(1, 2, post, depth=2, sizes=SIZES)
+    ours.wake()
+    assert post.sent == [Letter(1, 1, 0, IDLE, 0, True)]
+
+
+def test_all_rest_in_front_of_a_step_that_nobody_wants() -> None:
+    """What was said of it and of what follows is forgotten; what comes later is of the next epoch."""
+    post = Post()
+    ours = Agreement(0, 2, post, depth=1, sizes=SIZES)
+    ours.wake()
+    assert ours.begin(IDLE) and not ours.stops, "nobody was asked about the first step"
+    ours.next()
+    ours.take(Letter(1, 1, 1, Want(2, 2)))
+    assert ours.begin(IDLE) and not ours.stops, "the other one wants it"
+    ours.next()
+    assert not ours.begin(IDLE) and not ours.stops, "the other one has not said yet"
+    ours.take(Letter(1, 1, 2, IDLE))
+    assert ours.begin(IDLE) and ours.stops
+    ours.sleep()
+    assert not ours.awake and ours._wants == {} and ours._checks == {}
+    ours.take(Letter(1, 1, 3, IDLE))
+    ours.wake()
+    assert (ours.epoch, ours.step) == (2, 0) and ours.bucket == Bucket(SIZES[0], SIZES[0], 1, False, False)
+    assert [(letter.epoch, letter.step, letter.wakes) for letter in post.sent] == [
+        (1, 0, True), (1, 1, False), (1, 2, False), (1, 3, False), (2, 0, True),
+    ]  # fmt: skip
+
+
+def test_what_a_rank_is_about_to_run_is_told_where_it_is_known() -> None:
+    post = Post()
+    ours = Agreement(0, 2, post, depth=1, sizes=SIZES)
+    ours.wake()
+    assert ours.begin(Want(3, 3)) and post.sent[-1].ran_check == Bucket(SIZES[0], SIZES[0], 1, False, False).check
+    ours.next()
+    assert not ours.begin(Want(3, 3)) and post.sent[-1].ran_check == 0, "not yet"
+    ours.take(Letter(1, 1, 1, Want(9, 2)))
+    assert ours.begin(Want(3, 3)) and len(post.sent) == 3, "wishes are told once"
+    assert ours.bucket == agreed([Want(3, 3), Want(9, 2)], SIZES)
+
+
+@pytest.mark.parametrize("rank", [-1, 0, 2])
+def test_letters_of_nobody(rank: int) -> None:
+    ours = Agreement(0, 2, Post(), depth=1, sizes=SIZES)
+    with pytest.raises(RankError, match=f"a letter of rank {rank}, which is none of 2"):
+        ours.take(Letter(rank, 1, 0, IDLE, wakes=True))
+
+
+def test_other_versions_are_no_letters() -> None:
+    data = bytearray(Letter(1, 1, 1, IDLE).encode())
+    data[-4] += 1
+    with pytest.raises(RankError, match="rank 1 speaks version 2"):
+        Letter.decode(bytes(data))
+
+
+@pytest.mark.parametrize("bad", [2, 3])
+def test_of_all_steps_within_reach_sizes_are_compared(bad: int) -> None:
+    """A rank says what it runs of a step with its wish for a later one; whichever comes first, a difference is found."""
+    ours = Agreement(0, 3, Post(), depth=1, sizes=SIZES)
+    ours.wake()
+    for step in range(1, 4):
+        assert ours.begin(Want(1, 1))
+        ours.next()
+        right = agreed([Want(1, 1)] * 3, SIZES).check
+        before = right if step > 1 else Bucket(SIZES[0], SIZES[0], 1, False, False).check
+        for rank in (1, 2):
+            said = before + 1 if (step, rank) == (bad, 2) else before
+            letter = Letter(rank, 1, step, Want(1, 1), said)
+            if said == before:
+                ours.take(letter)
+                continue
+            with pytest.raises(RankError, match=f"rank 2 runs step {step - 1} of epoch 1 in another size"):
+                ours.take(letter)
+            return
+    raise AssertionError("nothing was found")

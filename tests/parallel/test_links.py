@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import os
+import platform
 import random
 import socket
 import threading
@@ -11,7 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+import torch
 
+import headway
+from headway.core.errors import ConfigError
 from headway.core.seat import Seat
 from headway.engine import rank_messages
 from headway.engine.ranks import ThreadPost
@@ -307,3 +312,119 @@ def test_a_thread_that_listens_for_a_moment_is_not_held() -> None:
     thread.join(60.0)  # a second, but where it stands still
     assert not thread.is_alive(), f"listening for no time did not end in round {len(rounds)}"
     assert len(rounds) == 100_000
+
+
+class Still:
+    """Keys of which some are set."""
+
+    def __init__(self, **values: bytes) -> None:
+        self.values, self.asked, self.added = values, list[str](), list[tuple[str, int]]()
+
+    def set(self, name: str, value: bytes) -> None:
+        self.values[name] = value
+
+    def get(self, name: str) -> bytes | None:
+        self.asked.append(name)
+        return self.values.get(name)
+
+    def add(self, name: str, number: int) -> int:
+        self.added.append((name, number))
+        return 40 + number
+
+
+def test_torch_finds_the_words_in_its_own_forms() -> None:
+    keys = Still(a=b"1", b=b"2")
+    store = RankStore(keys, 0.01)
+    store.set("text", "häßlich")
+    store.set("bytes", b"\0\xff")
+    assert (keys.values["text"], keys.values["bytes"]) == ("häßlich".encode(), b"\0\xff")
+    assert store.get("a") == b"1" and store.add("n", 2) == 42 and keys.added == [("n", 2)]
+    assert store.check(["a", "b"]) and not store.check(["a", "c"]) and not store.check(["c", "a"])
+    keys.asked.clear()
+    store.wait(["a", "b"])
+    assert keys.asked == ["a", "b"], "for each of them"
+
+
+def test_words_are_waited_for_as_long_as_is_said() -> None:
+    store = RankStore(Still(), 0.01)
+    for wait, says in (
+        (lambda: store.get("c"), "0.01 s"),
+        (lambda: store.wait(["c"]), "0.01 s"),
+        (lambda: store.wait(["c"], datetime.timedelta(seconds=0.02)), "0.02 s"),
+    ):
+        with pytest.raises(RankError, match=f"no other rank said 'c' within {says}"):
+            wait()
+    store.set_timeout(datetime.timedelta(seconds=0.03))
+    with pytest.raises(RankError, match=r"within 0\.03 s"):
+        store.get("c")
+
+
+def test_who_waits_looks_whether_there_is_a_point_in_it() -> None:
+    """Not where the word is there already."""
+    looks: list[str] = []
+
+    def look() -> None:
+        looks.append("")
+        if len(looks) == 3:
+            raise RankError("it is over")
+
+    store = RankStore(Still(a=b"1"), 60.0, look)
+    assert store.get("a") == b"1" and not looks
+    for wait in (lambda: store.get("c"), lambda: store.wait(["c"])):
+        looks.clear()
+        with pytest.raises(RankError, match="it is over"):
+            wait()
+
+
+def test_a_leader_that_does_not_answer_is_given_up() -> None:
+    one, other = links()
+    keys = FarKeys(one, 0.02)
+    with pytest.raises(RankError, match=r"one has not answered for 0\.02 s"):
+        keys.get("a")
+    one.close()
+    other.close()
+
+
+@pytest.mark.parametrize(
+    ("size", "taken"), [(0, True), (wire.MOST_HELLO_BYTES, True), (wire.MOST_HELLO_BYTES + 1, False)]
+)
+def test_greetings_up_to_their_limit(size: int, taken: bool) -> None:
+    heard, said = shake(SECRET, hello=bytes(size))
+    assert (heard == bytes(size), said is None) == (taken, taken)
+    if not taken:
+        assert "something else than a rank would" in str(heard)
+
+
+def test_a_long_refusal_is_cut() -> None:
+    said = str(shake(SECRET, refusal="x" * 3 * wire.MOST_HELLO_BYTES)[1])
+    assert said.endswith("x") and said.count("x") == wire.MOST_HELLO_BYTES
+
+
+def test_a_stranger_who_breaks_off_is_told_apart() -> None:
+    near, far = socket.socketpair()
+    far.close()
+    with near, pytest.raises(RankError, match="no handshake with the leader"):
+        greet(near, SECRET, b"hello")
+
+
+@pytest.mark.parametrize(("length", "fits"), [(0, False), (15, False), (16, True), (64, True)])
+def test_how_long_a_secret_must_be(length: int, fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(rank_messages.SECRET_VARIABLE, "s" * length)
+    if fits:
+        assert rank_messages.secret() == b"s" * length
+    else:
+        with pytest.raises(ConfigError, match="openssl rand"):
+            rank_messages.secret()
+    monkeypatch.delenv(rank_messages.SECRET_VARIABLE)
+    with pytest.raises(ConfigError, match="shared secret"):
+        rank_messages.secret()
+
+
+def test_ranks_introduce_themselves() -> None:
+    told = rank_messages.decode_hello(rank_messages.hello(3, rank_messages.STEPS))
+    assert (told.rank, told.use, told.version) == (3, "steps", rank_messages.version())
+    for part in (headway.__version__, torch.__version__, platform.machine()):
+        assert part in told.version, "what must be equal on all ranks"
+    for data in (b"", b"nonsense", rank_messages.encode(["3", "steps", ""])):
+        with pytest.raises(RankError, match="words that are not ours"):
+            rank_messages.decode_hello(data)

@@ -10,7 +10,7 @@ import pytest
 from tools import mutations as mutations_module
 from tools.covered_tests import CoverageMap
 from tools.draw_faults import candidates, drawn, sampled
-from tools.mutants import Mutant, chosen, keep, kept, page, survivors, table
+from tools.mutants import Mutant, chosen, keep, kept, out_of_time, page, survivors, table
 from tools.mutations import ROOT, Mutation, is_python, mutations
 
 SOURCE = '''"""A module."""
@@ -124,6 +124,12 @@ def test_every_file_has_its_turn(tmp_path: Path) -> None:
     assert chosen(names, covered, 1.5) == names[:9]
     assert chosen(names, covered, 2.0) == [*names[:8], "b.py::1"]
     assert chosen(["c.py::1"], covered, 1.0) == ["c.py::1"], "one runs in any case"
+
+
+def test_a_run_whose_time_is_over_says_nothing() -> None:
+    over = "!!!!!!!!!! session-timeout: 100.0 sec exceeded !!!!!!!!!!\n176 passed in 106.33s"
+    failed = "FAILED tests/core/test_ids.py::test_an_id - AssertionError: 3"
+    assert out_of_time(over) and not out_of_time(f"{failed}\n{over}") and not out_of_time(failed)
 
 
 def test_outcomes_are_kept_and_counted(tmp_path: Path) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from time import monotonic, sleep
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from tests.server.children import children
 from tests.server.conftest import MakeClient
 from tests.server.test_completions import error_of, events
 
@@ -299,3 +301,18 @@ def test_a_template_that_takes_forever_costs_only_its_request(make_client: MakeC
     assert "longer than" in error_of(client.post(PATH, json=said("forever")))["message"]
     assert error_of(client.post(PATH, json=said("too much")))["param"] == "messages"
     assert ask(client, "still here")["choices"][0]["message"]["content"] == "still here"
+
+
+def test_no_process_outlives_its_app(make_client: MakeClient) -> None:
+    """Those that render templates are children of the server, which may go on without the app."""
+    renders = "headway.server.render_child"
+    make_client()
+    before = children(renders)
+    with make_client() as client:
+        ask(client, "x", max_tokens=1)
+        own = children(renders).keys() - before.keys()
+        assert own
+    end = monotonic() + 30
+    while own & children(renders).keys():
+        assert monotonic() < end, "processes are left"
+        sleep(0.01)

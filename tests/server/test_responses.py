@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from headway.core.errors import RequestFailedError
+from headway.core.outputs import CompletionOutput, RequestOutput
 from tests.server.test_completions import error_of
 
 PATH = "/v1/responses"
@@ -227,3 +231,25 @@ def test_long_texts_are_read_in_a_thread(client: TestClient, monkeypatch: pytest
 )
 def test_bad_texts_and_ids(client: TestClient, path: str, body: dict[str, Any]) -> None:
     error_of(client.post(path, json=body))
+
+
+def test_a_response_that_fails_midway_says_so_and_is_logged_as_failed(
+    client: TestClient, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its status was sent before, and what came until then stays."""
+
+    async def broken(*_: object, **__: object) -> AsyncIterator[tuple[int, RequestOutput]]:
+        yield 0, RequestOutput("r", None, [1], [CompletionOutput(0, "fa", [1])], False)
+        raise RequestFailedError("broke")
+
+    monkeypatch.setattr(client.app.state.service, "generate", broken)  # type: ignore[attr-defined]
+    with caplog.at_level(logging.INFO, "headway.access"):
+        found = typed_events(client, input="x")
+    assert [each["type"] for each in found[-2:]] == ["response.output_text.delta", "response.failed"]
+    answer = found[-1]["response"]
+    assert (answer["status"], answer["error"]) == ("failed", {"code": "server_error", "message": "broke"})
+    [item] = answer["output"]
+    assert (item["status"], item["content"][0]["text"]) == ("incomplete", "fa") and answer["incomplete_details"] is None
+    [record] = [each for each in caplog.records if each.name == "headway.access"]
+    fields = record.fields  # type: ignore[attr-defined]
+    assert (fields["status"], fields["error"]) == (200, "request_failed")

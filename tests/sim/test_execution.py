@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from headway.device.base import Stream
 from headway.device.select import select_device
 from headway.device.sim import SimDevice, SimError
 from headway.device.sim.tensor import SimTensor
+from headway.kernels.cap_logits import cap_logits
 
 
 def value(tensor: torch.Tensor) -> torch.Tensor:
@@ -272,3 +274,19 @@ def forked(device: SimDevice, joins: bool) -> None:
     join.record(device.copies)
     if joins:
         device.main.wait_event(join)
+
+
+def test_observers_see_an_operation_before_it_runs_and_behind() -> None:
+    """Late, like the operation itself: what they compare is the device's truth, not the host's."""
+    seen: list[Any] = []
+
+    def observer(args: tuple[torch.Tensor, float, float]) -> Callable[[], None]:
+        seen.append(args[0].tolist())
+        return lambda: seen.append(args[0].tolist())
+
+    with SimDevice(3, speeds=(0.0, 0.0), observers=[("cap_logits", observer)]) as device:
+        x = torch.full((1, 2), 2.0, device=device.torch_device)
+        cap_logits(x, 1.0, 1.0)
+        assert not seen
+        device.wait_idle()
+    assert seen[0] == [[2.0, 2.0]] and seen[1] == [[pytest.approx(0.964, abs=1e-3)] * 2] and len(seen) == 2

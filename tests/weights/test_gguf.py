@@ -14,7 +14,8 @@ from gguf.quants import dequantize, quantize
 
 from headway.core.errors import UnsupportedModelError, WeightsError
 from headway.weights import open_checkpoint
-from headway.weights.gguf import PLAIN, TENSOR_TYPES, BlockTensor, half_split_rows, hf_name
+from headway.weights.gguf import PLAIN, TENSOR_TYPES, BlockTensor, half_split_rows, hf_name, stored_bytes
+from headway.weights.gguf_file import GgufTensor, read_header
 from headway.weights.gguf_kinds import KINDS
 from tests.weights.tiny_gguf import HEADS, HIDDEN, KV_HEADS, llama_arrays, write_gguf
 
@@ -205,3 +206,78 @@ def test_smollm2_equals_transformers() -> None:
         if key in checkpoint.config:
             assert checkpoint.config[key] == value, key
     assert {"rope_theta", "head_dim", "vocab_size", "tie_word_embeddings"} <= set(theirs) & set(checkpoint.config)
+
+
+def test_gates_of_shared_experts_are_products_with_one_output(tmp_path: Path) -> None:
+    shapes: dict[str, tuple[int, ...]] = {
+        "blk.0.ffn_gate_inp_shexp.weight": (HIDDEN,),
+        "blk.0.ffn_gate_inp.weight": (3, HIDDEN),
+    }
+    arrays = llama_arrays(shapes)
+    tensors = dict(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", arrays, arch="qwen2moe"))).tensors())
+    gate = tensors["model.layers.0.mlp.shared_expert_gate.weight"]
+    assert gate.shape == (1, HIDDEN) and np.array_equal(gate[0].numpy(), arrays["blk.0.ffn_gate_inp_shexp.weight"])
+    assert tensors["model.layers.0.mlp.gate.weight"].shape == (3, HIDDEN)
+
+
+@pytest.mark.parametrize(("arch", "taken_off"), [("gemma", 1.0), ("llama", 0.0)])
+def test_norms_of_gemmas_are_what_they_add_to_one(tmp_path: Path, arch: str, taken_off: float) -> None:
+    arrays = llama_arrays()
+    tensors = dict(open_checkpoint(str(write_gguf(tmp_path / "m.gguf", arrays, arch=arch))).tensors())
+    for name in ("output_norm.weight", "blk.1.attn_norm.weight", "blk.0.ffn_norm.weight"):
+        hf = hf_name(name, KINDS[arch])
+        assert hf is not None and np.allclose(tensors[hf].numpy(), arrays[name] - taken_off, atol=0)
+
+
+def test_tables_that_are_no_parameters_are_left_out(tmp_path: Path) -> None:
+    arrays = llama_arrays({"blk.1.attn_rot_embd.weight": (2,), "rope_freqs.weight": (2,)})
+    arrays["rope_freqs.weight"] = np.array([1.0, 2.0], dtype=np.float32)
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", arrays)))
+    plain = open_checkpoint(str(write_gguf(tmp_path / "p.gguf", llama_arrays())))
+    assert checkpoint.tensor_names() == plain.tensor_names() and checkpoint.num_bytes == plain.num_bytes
+
+
+def test_rows_that_are_no_pairs_of_heads_are_refused(tmp_path: Path) -> None:
+    arrays = llama_arrays()
+    arrays["blk.0.attn_q.weight"] = np.zeros((HIDDEN - 4, HIDDEN), dtype=np.float32)  # 12 rows, pairs of 4 heads are 8
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", arrays)))
+    with pytest.raises(WeightsError, match=r"blk\.0\.attn_q\.weight has 12 rows for 4 heads"):
+        list(checkpoint.tensors())
+
+
+def test_a_file_may_end_where_its_last_tensor_does_and_no_byte_sooner(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", llama_arrays())
+    header = read_header(path)
+    end = max(tensor.offset + stored_bytes(path, tensor) for tensor in header.tensors)
+    with path.open("r+b") as file:
+        file.truncate(end)
+    assert len(list(open_checkpoint(str(path)).tensors())) == len(header.tensors)
+    with path.open("r+b") as file:
+        file.truncate(end - 1)
+    with pytest.raises(WeightsError, match=f"ends at byte {end}, the file at {end - 1}"):
+        open_checkpoint(str(path))
+
+
+def test_only_whole_blocks_are_tensors(tmp_path: Path) -> None:
+    """Dimensions are a file's to claim."""
+    for shape, size in (((2, 64), 2 * 2 * 34), ((), None), ((3, 48), None), ((3, 0), 0)):
+        tensor = GgufTensor("x", shape, 8, 0)
+        if size is None:
+            with pytest.raises(WeightsError, match="not whole blocks of Q8_0"):
+                stored_bytes(tmp_path, tensor)
+        else:
+            assert stored_bytes(tmp_path, tensor) == size
+    with pytest.raises(UnsupportedModelError, match="has type number 999"):
+        stored_bytes(tmp_path, GgufTensor("x", (32,), 999, 0))
+
+
+def test_stacks_of_matrices_come_in_numbers(tmp_path: Path) -> None:
+    """Blocks are kept of matrices alone."""
+    data = encoded("Q8_0", rows=6, columns=64)
+    raw = {"blk.0.ffn_up_exps.weight": (data.reshape(2, 3, -1), Q.Q8_0), "output.weight": (data, Q.Q8_0)}
+    checkpoint = open_checkpoint(str(write_gguf(tmp_path / "m.gguf", llama_arrays(), arch="qwen3moe", raw=raw)))
+    stored = dict(checkpoint.stored((8,)))
+    stack = stored["model.layers.0.mlp.experts.up_proj.weight"]
+    assert isinstance(stored["lm_head.weight"], BlockTensor) and isinstance(stack, torch.Tensor)
+    assert torch.equal(stack, torch.from_numpy(dequantize(data, Q.Q8_0)).view(2, 3, 64))
+    assert checkpoint.quantized == {"Q8_0": 2}

@@ -132,3 +132,61 @@ def test_other_dtypes_name_the_tensor(tmp_path: Path, dtype: torch.dtype) -> Non
     save_file({"odd": torch.zeros(2).to(dtype)}, tmp_path / "model.safetensors")
     with pytest.raises(UnsupportedModelError, match="tensor odd has dtype"):
         SafetensorsFiles(tmp_path)
+
+
+def test_tables_of_integers_count_where_they_are_read(tmp_path: Path) -> None:
+    tables = {"i": torch.arange(3), "j": torch.arange(5, dtype=torch.int32), "b": torch.ones(7, dtype=torch.bool)}
+    save_file({**tables, "w": torch.ones(2).half()}, tmp_path / "model.safetensors")
+    files = SafetensorsFiles(tmp_path, integers=True)
+    assert files.num_bytes == 3 * 8 + 5 * 4 + 7 + 2 * 2
+    assert all(torch.equal(tensor, tables.get(name, torch.ones(2).half())) for name, tensor in files.tensors())
+    for name, table in tables.items():
+        save_file({name: table}, tmp_path / "model.safetensors")
+        with pytest.raises(UnsupportedModelError, match=f"tensor {name} has dtype"):
+            SafetensorsFiles(tmp_path)
+
+
+def test_what_nobody_needs_and_what_is_packed(tmp_path: Path) -> None:
+    """Positions are left out; bytes count as such, and are read only under names of packed weights."""
+    whole = {
+        "embeddings.position_ids": torch.arange(9), "x.token_type_ids": torch.zeros(9, dtype=torch.int32),
+        "e_blocks": torch.ones(4, 6, dtype=torch.uint8), "e_scales": torch.ones(5, dtype=torch.uint8), "w": torch.ones(2),
+    }  # fmt: skip
+    save_file(whole, tmp_path / "model.safetensors")
+    files = SafetensorsFiles(tmp_path)
+    assert files.names() == {name for name, _ in files.tensors()} == {"e_blocks", "e_scales", "w"}
+    assert files.num_bytes == 24 + 5 + 8
+    for name, table in (("e_bytes", torch.ones(2, dtype=torch.uint8)), ("my_ids", torch.arange(2))):
+        save_file({name: table}, tmp_path / "model.safetensors")
+        with pytest.raises(UnsupportedModelError, match=f"tensor {name} has dtype"):
+            SafetensorsFiles(tmp_path)
+    save_file({"position_ids": torch.ones(2)}, tmp_path / "model.safetensors")
+    assert SafetensorsFiles(tmp_path).names() == {"position_ids"}, "these are weights"
+
+
+def test_heads_beside_a_model_are_no_part_of_it(tmp_path: Path) -> None:
+    save_file({"w": torch.ones(2)}, tmp_path / "weights.safetensors")
+    for name in ("colbert_linear", "sparse_linear"):
+        save_file({"weight": torch.ones(3, 3)}, tmp_path / f"{name}.safetensors")
+    assert SafetensorsFiles(tmp_path).names() == {"w"}
+    only = SafetensorsFiles(tmp_path, only="sparse_linear")
+    assert (only.names(), only.num_bytes) == ({"weight"}, 36)
+    (tmp_path / "weights.safetensors").unlink()
+    with pytest.raises(WeightsError, match="holds no safetensors file"):
+        SafetensorsFiles(tmp_path)
+
+
+def test_pickles_are_told_how_to_become_weights(tmp_path: Path) -> None:
+    with pytest.raises(WeightsError) as nothing:
+        SafetensorsFiles(tmp_path)
+    assert "convert" not in str(nothing.value), "there is nothing to convert"
+    (tmp_path / "pytorch_model-00001-of-00002.bin").write_bytes(b"")
+    with pytest.raises(WeightsError, match=r"convert them once, in .*save_pretrained"):
+        SafetensorsFiles(tmp_path)
+
+
+def test_shards_below_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "parts").mkdir()
+    save_file({"w": torch.ones(2)}, tmp_path / "parts" / "one.safetensors")
+    (tmp_path / INDEX_NAME).write_text(json.dumps({"weight_map": {"w": "parts/one.safetensors"}}))
+    assert SafetensorsFiles(tmp_path).names() == {"w"}

