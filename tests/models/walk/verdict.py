@@ -11,6 +11,7 @@ from typing import Any
 
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, HeadwayError, WeightsError
+from tests.models.walk.oracle import CannotRunError
 
 
 class Outcome(StrEnum):
@@ -67,6 +68,8 @@ def judged(
     """The outcome of a check that may raise; ``excuse`` says why it would not be our fault, None: it is."""
     try:
         return check()
+    except CannotRunError as error:  # of texts that only the comparison draws
+        return Outcome.SKIPPED, str(error)
     except HeadwayError as error:
         found = refusal(error, config)
     except Exception as error:
