@@ -168,7 +168,9 @@ def test_what_a_model_with_sight_is_given() -> None:
 
 def test_what_an_encoder_may_do_beside_rows_that_decode() -> None:
     """As much as a step computes while it reads the decoder's weights, times the ratio; without a limit all at once."""
-    model = sighted("spans", encoder=replace(PICTURE, beside=replace(PICTURE, blocks=(BlockCost(1, 1),) * 2)))
+    model = sighted(
+        "spans", encoder=replace(PICTURE, beside=replace(PICTURE, kind="audio", blocks=(BlockCost(1, 1),) * 2))
+    )
     found = scheduled(model, SIZES, 0.5, torch.bfloat16)
     assert (found["encoder_work"], found["media_tokens"]) == (int(0.5 * 1000 * 2 * 120 / 2), 176)
     assert (found["encoder_blocks"], found["sound_blocks"]) == (PICTURE.blocks, (BlockCost(1, 1),) * 2)

@@ -21,6 +21,7 @@ ELSEWHERE = {
     "Idefics3ForConditionalGeneration", "InternVLForConditionalGeneration", "LlavaForConditionalGeneration",
     "Mistral3ForConditionalGeneration", "PaliGemmaForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
     "Qwen2VLForConditionalGeneration", "Qwen3VLForConditionalGeneration", "SmolVLMForConditionalGeneration",
+    "Gemma3nForConditionalGeneration",
     "Gemma4ForConditionalGeneration",
 }  # fmt: skip
 """Models with encoders: test_engines_of_families.py."""

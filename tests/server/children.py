@@ -20,7 +20,11 @@ def children(module: str) -> dict[int, int]:
     """Process ids of our children that run ``module``, and what ``resident`` says of each."""
     found = {}
     for task in Path("/proc/self/task").iterdir():
-        for pid in map(int, (task / "children").read_text().split()):
+        try:
+            own = (task / "children").read_text().split()
+        except OSError:  # the thread has ended; its children are another's now
+            continue
+        for pid in map(int, own):
             if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
                 found[pid] = resident(pid)
     return found
