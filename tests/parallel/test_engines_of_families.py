@@ -14,7 +14,7 @@ from headway.engine.boot import build_engine
 from tests.engine import tiny_encoder_decoders, tiny_encoders
 from tests.engine.harness import run
 from tests.engine.tiny_encoder_decoders import START, reader, recording, save, text, whisper
-from tests.multimodal import tiny_sight
+from tests.multimodal import test_gemma3n, test_sounds, tiny_sight
 from tests.multimodal.test_engine import info_of, prompts
 from tests.multimodal.tiny_sight import FAMILIES, sighted
 from tests.parallel.test_engine import THREADS, compare
@@ -53,6 +53,22 @@ def test_sight(name: str) -> None:
         made = [
             tiny_sight.request(info, f"{n}", parts, max_tokens=5, logprobs=1)
             for n, parts in enumerate(prompts(name)[:4])
+        ]
+        found.append(run(core, made))
+        core.shutdown()
+    compare(found[1], found[0])
+
+
+@pytest.mark.parametrize("name", ["gemma3n", "gemma4"])
+def test_hearing(name: str) -> None:
+    """Recordings, in a model whose media have words of their own and in one that sees, too."""
+    folder, found = sighted(name).folder, []
+    spoken = test_gemma3n.prompts if name == "gemma3n" else test_sounds.prompts
+    for more in ({"run_ahead": 0}, TP):
+        core = build_engine(tiny_sight.arguments(folder, **more), progress=False)
+        info = info_of(core)
+        made = [
+            tiny_sight.request(info, f"{n}", parts, max_tokens=5, logprobs=1) for n, parts in enumerate(spoken()[:4])
         ]
         found.append(run(core, made))
         core.shutdown()
