@@ -61,7 +61,7 @@ class MediaEmbedder(nn.Module):
         return self._projected(self.of_rows.forward(rows))
 
     def place(self, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-        """x [T, width], where ids int32 [T] are no words of the medium; else what stands in their place."""
+        """x [T, width] with the rows replaced whose ids, int32 [T], are words of the medium."""
         own = ids - self.spec.first
         looked = self.table.index_select(0, own.clamp(0, self.spec.count - 1))
         return torch.where(((own >= 0) & (own < self.spec.count))[:, None], looked, x)

@@ -1,5 +1,5 @@
-"""``MediaModel``: a decoder whose placeholders are rows of an encoder cache. Which towers fill them says a class above it:
-``vision_language`` and ``audio_language``, alone or one upon the other.
+"""``MediaModel``: a decoder whose placeholders are rows of an encoder cache. Towers fill these: ``vision_language``,
+``mobile_language`` and ``audio_language`` add one each, alone or one upon the other.
 """
 
 from __future__ import annotations
