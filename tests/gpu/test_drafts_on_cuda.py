@@ -26,7 +26,7 @@ def generate(
 ) -> list[list[int]]:
     """Tokens of ``rows`` random prompts, by an engine of its own; ``speculative``: None for the shape's own."""
     said = MODELS / shape / "engine.json"
-    arguments = (json.loads(said.read_text()) if said.exists() else {}) | arguments
+    arguments = {"max_num_seqs": 64} | (json.loads(said.read_text()) if said.exists() else {}) | arguments
     if speculative is not None:
         arguments["speculative_config"] = speculative
     config: dict[str, Any] = arguments.get("speculative_config", {})
@@ -50,7 +50,7 @@ def generate(
     ]
     with LLM(
         str(MODELS / shape), load_format="dummy", dtype="float32", skip_tokenizer_init=True, max_model_len=512,
-        max_num_seqs=64, kv_cache_memory_bytes=8 << 30, enable_prefix_caching=False, **arguments,
+        kv_cache_memory_bytes=8 << 30, enable_prefix_caching=False, **arguments,
     ) as llm:  # fmt: skip
         outputs = llm.generate(prompts, params, use_tqdm=False)
     assert [output.error for output in outputs] == [None] * rows
