@@ -1,4 +1,4 @@
-"""Whole decoder layers of two models with the linear layers that the engine would have; shared by several benches."""
+"""Whole decoder layers of three models with the linear layers that the engine would have; shared by several benches."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from headway.kernels.skinny_linear.tiles import tile_for as skinny_tile_for
 MODELS = {
     "qwen3-0.6b": DecoderShape(1024, 3072, 16, 8, 128, 151936, qk_norm=True),
     "llama-8b": DecoderShape(4096, 14336, 32, 8, 128, 128256),
+    "gemma3-1b": DecoderShape(1152, 6912, 4, 1, 256, 262144, qk_norm=True),
 }
 
 
@@ -33,7 +34,7 @@ def random(*shape: int) -> torch.Tensor:
 
 def layers_of(model: str) -> int:
     """How many of its layers are run: none of their weights is in the L2 cache then."""
-    return 28 if model.startswith("qwen3") else 8
+    return 8 if model == "llama-8b" else 28
 
 
 def forms(shape: DecoderShape, rows: int) -> Choice:

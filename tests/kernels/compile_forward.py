@@ -29,7 +29,7 @@ from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
-from headway.kernels.paged_attention.hopper.early_decode import WARP_KEYS, early_tile, shares_of
+from headway.kernels.paged_attention.hopper.early_decode import WARP_KEYS, early_tile, fitted, shares_of
 from headway.kernels.paged_attention.hopper.overlap import (
     MAX_REGISTERS,
     NARROW_STAGES,
@@ -217,7 +217,7 @@ def compile_early_decode(
     turned: bool = False, sinks: bool = False, width: int = 1,
 ) -> None:  # fmt: skip
     programs = rows * kv_heads * shares_of(width, heads // kv_heads)
-    tile = early_tile(programs, heads // kv_heads, SMS, 1 if fp8 else 2)
+    tile = fitted(early_tile(programs, heads // kv_heads, SMS, 1 if fp8 else 2), size, 1 if fp8 else 2)
     constants = {
         "H": heads,
         "GROUP": heads // kv_heads,
@@ -351,9 +351,11 @@ def main() -> None:
     compile_early_decode(128, 16, 8, 16, fp8=True)
     compile_early_decode(64, 64, 8, 8, reach=1, capped=True, sinks=True)
     compile_early_decode(128, 40, 8, 8, reach=2)
+    compile_early_decode(256, 4, 1, 8, reach=1)
     compile_early_decode(128, 16, 8, 256, fp8=True, turned=True)
     for rows in (1, 8, 64, 256):
         compile_early_decode(128, 16, 8, rows, width=4)
+    compile_early_decode(256, 8, 4, 8, width=4)
     compile_early_decode(128, 32, 8, 8, width=4, fp8=True)
     compile_early_decode(64, 64, 8, 8, width=2, reach=1, capped=True, sinks=True)
     compile_early_decode(128, 16, 8, 256, width=4, turned=True)

@@ -12,7 +12,7 @@ import torch
 from headway.core.ints import next_power_of_2
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
-from headway.kernels.paged_attention.hopper.early_decode import SIZES, early_tile, serves
+from headway.kernels.paged_attention.hopper.early_decode import SIZES, early_tile, fitted, serves
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import (
     assert_close,
@@ -214,8 +214,8 @@ def test_tiles_of_the_kernel_for_hopper() -> None:
     assert gluon
     from headway.kernels.paged_attention.hopper.triton_merge import cluster_bytes, room_bytes
 
-    for programs, group, itemsize in product(range(1, 4096), range(1, 9), (1, 2)):
-        tile, size, rows = early_tile(programs, group, 132, itemsize), max(SIZES), next_power_of_2(group)
+    for programs, group, itemsize, size in product(range(1, 4096), range(1, 9), (1, 2), SIZES):
+        tile, rows = fitted(early_tile(programs, group, 132, itemsize), size, itemsize), next_power_of_2(group)
         tile_bytes = 2 * tile.block_n * size * itemsize
         more = 16 * size + room_bytes.fn(tile.num_warps, rows, size) + cluster_bytes.fn(tile.cluster, rows, size)
         assert tile.stages * tile_bytes + more <= 227 * 1024, (programs, group)

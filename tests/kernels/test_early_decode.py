@@ -27,6 +27,7 @@ SHAPES: list[dict[str, Any]] = [
     {"heads": (6, 2), "size": 128, "dtype": torch.bfloat16, "cached": torch.float8_e4m3fn},
     {"heads": (8, 1), "size": 64, "dtype": torch.float16, "sinks": True, "window": 40},
     {"heads": (6, 2), "size": 128, "dtype": torch.float16, "chunk": 48, "sinks": True},
+    {"heads": (4, 1), "size": 256, "dtype": torch.bfloat16, "window": 50},
     {
         "heads": (4, 1),
         "size": 64,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -13,8 +13,8 @@ from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.paged_attention.tiles import choose_splits
 from headway.kernels.triton_early import launch_early
 
-SIZES = (64, 128)
-"""Head sizes whose tiles fill the shared memory's swizzled rows and leave the registers room."""
+SIZES = (64, 128, 256)
+"""Head sizes whose tiles fill the shared memory's swizzled rows and fit into registers."""
 MOST_QUERIES = 8
 MOST_SHARES = 2
 """Programs that read the same keys for the tokens of one row; with more the kernels with larger products are ahead."""
@@ -85,6 +85,18 @@ def early_tile(programs: int, group: int, sms: int, itemsize: int) -> EarlyTile:
     return EarlyTile(2, 1) if one_stage else EarlyTile(2, 2)
 
 
+def fitted(tile: EarlyTile, size: int, itemsize: int) -> EarlyTile:
+    """``tile`` for heads of ``size`` numbers of ``itemsize`` bytes: it was chosen for those of 128.
+
+    A head of 256 fills twice the shared memory, so half the stages stay; its sums take nearly all registers of a thread (245 of
+    255 with bfloat16), which leaves no limit below that and two programs a processor.
+    """
+    if size <= 128:
+        return tile
+    stages = tile.stages if itemsize == 1 else cdiv(tile.stages, 2)
+    return replace(tile, stages=stages, residents=min(tile.residents, 2.0), registers=None)
+
+
 def serves(
     size: int,
     group: int,
@@ -139,6 +151,7 @@ def launch_early_decode(
         tile = TURNED_TILE
         if turn is not None or spans is not None:
             tile = early_tile(num_rows * members, heads // kv_heads, sms, k_cache.itemsize)
+        tile = fitted(tile, size, k_cache.itemsize)
     bound = rule.most_keys(max_seq_len_bound, tile.block_n + width - 1)
     num_splits, min_tiles = choose_splits(num_rows * members, bound, tile.block_n, sms, tile.residents)
     partial = stats = arrivals.view(torch.float32)  # as in ``launch_decode``

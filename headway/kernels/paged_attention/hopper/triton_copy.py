@@ -17,9 +17,10 @@ SPAN = gl.constexpr(8)
 
 @gluon.constexpr_function
 def copy_layout(warps, size, keys):
-    """Threads over [keys / SPAN, SPAN, D]: a thread copies keys of one span, so that it needs one block id."""
+    """Threads over [keys / SPAN, SPAN, D]: a thread copies keys of one span, so that it needs one block id; with heads of 256,
+    whose lines take a whole warp, of two."""
     lanes = size // 8  # along a head
-    rows = keys * lanes // (32 * warps)
+    rows = min(SPAN, keys * lanes // (32 * warps))
     return gl.BlockedLayout([1, rows, 8], [32 // lanes * rows // 8, 8 // rows, lanes], [warps, 1, 1], [2, 1, 0])
 
 

@@ -27,7 +27,8 @@ def room_bytes(warps, rows, size, width=1):
 @gluon.constexpr_function
 def merge_layout(parts, size, warps):
     """Threads over [parts, rows, D]: all parts of four neighbours in one thread."""
-    return gl.BlockedLayout([parts, 1, 4], [1, 128 // size, size // 4], [1, warps, 1], [2, 1, 0])
+    lanes = min(size // 4, 32)  # along a head
+    return gl.BlockedLayout([parts, 1, 4], [1, 32 // lanes, lanes], [1, warps, 1], [2, 1, 0])
 
 
 @gluon.constexpr_function
@@ -216,7 +217,8 @@ def cluster_bytes(cluster, rows, size):
 @gluon.constexpr_function
 def sent_bytes(rows, size, warps):
     """What a split sends: sums, scales and weights, by every thread that holds them."""
-    return max(1, 128 * warps // (rows * size)) * rows * (size + 2) * 4
+    at_once = max(1, 128 // size) * warps  # rows, which threads beyond them hold again
+    return max(1, at_once // rows) * rows * (size + 2) * 4
 
 
 @gluon.jit
