@@ -155,7 +155,7 @@ class DecoderModel(nn.Module):
             attention = None if block.mixer is None else block.mixer.rotated
             if attention is None:
                 return None
-            key = attention.rope, attention.head_dim
+            key = attention.rope, attention.turning
             if key not in tables:
                 tables[key] = rotation(*key, max_model_len, device, config.longest)
             return tables[key]
@@ -415,10 +415,13 @@ class DecoderModel(nn.Module):
 
 
 def rotation(
-    rope: RopeConfig | None, head_dim: int, max_len: int, device: torch.device, longest: int = 0
+    rope: RopeConfig | None, columns: int, max_len: int, device: torch.device, longest: int = 0
 ) -> torch.Tensor:
-    """float32 [max_len, Drot]: the table of layers with ``rope``; ``longest`` as for ``DecoderConfig``."""
-    return no_rotation(head_dim, max_len, device) if rope is None else cos_sin_table(rope, max_len, device, longest)
+    """float32 [max_len, columns]: the table of layers with ``rope`` (``AttentionSpec.turning`` columns); ``longest`` as for
+    ``DecoderConfig``."""
+    if rope is None:
+        return no_rotation(columns, max_len, device)
+    return cos_sin_table(rope, max_len, device, longest, columns)
 
 
 def finalize_parts(model: nn.Module) -> None:

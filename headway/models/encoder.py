@@ -215,11 +215,10 @@ class EncoderModel(nn.Module):
         width = spec.width or hidden
         tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}
         for block in config.blocks:
-            key = block.mixer.rope, block.mixer.head_dim
+            rope, columns = key = block.mixer.rope, block.mixer.turning
             if key not in tables:
-                rope, size = key
-                table = no_rotation(size, 1, device) if rope is None else cos_sin_table(rope, max_model_len, device)
-                tables[key] = table
+                table = no_rotation(columns, 1, device)
+                tables[key] = table if rope is None else cos_sin_table(rope, max_model_len, device, columns=columns)
 
         def made(rows: int) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(rows, width, dtype=dtype, device=device), False) if rows else None
@@ -228,7 +227,7 @@ class EncoderModel(nn.Module):
             made(rows) for rows in (config.vocab_size, spec.num_positions, spec.num_token_types)
         )
         self.blocks = nn.ModuleList(
-            EncoderBlock(block, config.norm, hidden, tables[block.mixer.rope, block.mixer.head_dim], config.adapters,
+            EncoderBlock(block, config.norm, hidden, tables[block.mixer.rope, block.mixer.turning], config.adapters,
                          dtype=dtype, device=device)
             for block in config.blocks
         )  # fmt: skip

@@ -91,11 +91,14 @@ def no_rotation(head_dim: int, max_len: int, device: torch.device) -> torch.Tens
     return torch.cat([half, torch.zeros_like(half)], dim=1).to(device)
 
 
-def cos_sin_table(rope: RopeConfig, max_len: int, device: torch.device, longest: int = 0) -> torch.Tensor:
-    """float32 [max_len, rotary_dim]: row p is (cos[rotary_dim / 2], sin[rotary_dim / 2]) of position p.
+def cos_sin_table(
+    rope: RopeConfig, max_len: int, device: torch.device, longest: int = 0, columns: int = 0
+) -> torch.Tensor:
+    """float32 [max_len, columns]: row p is (cos[columns / 2], sin[columns / 2]) of position p.
 
     Args:
         longest: tokens of the longest sequence, of which frequencies may depend; 0: ``max_len``.
+        columns: what is beyond ``rotary_dim`` does not turn: cosines of 1 and sines of 0; 0: ``rotary_dim``.
     """
     longest = longest or max_len
     frequencies = ROPE_KINDS[rope.kind](rope, longest)
@@ -103,7 +106,9 @@ def cos_sin_table(rope: RopeConfig, max_len: int, device: torch.device, longest:
     factor = rope.attention_factor
     if rope.long_attention_factor is not None and longest > rope.original_len:
         factor = rope.long_attention_factor
-    table = torch.cat([angles.cos(), angles.sin()], dim=1) * factor
+    cos, sin = angles.cos() * factor, angles.sin() * factor
+    still = max(0, columns - rope.rotary_dim) // 2
+    table = torch.cat([cos, cos.new_ones(max_len, still), sin, sin.new_zeros(max_len, still)], dim=1)
     return table.to(device)
 
 

@@ -105,7 +105,7 @@ class DFlashModel(nn.Module):
         self.hidden_norm = decoder.norm.make(hidden, dtype=dtype, device=device)
         self.norm = decoder.norm.make(hidden, dtype=dtype, device=device)
         attention = decoder.blocks[0].attention
-        table = rotation(attention.rope, attention.head_dim, max_len, device)
+        table = rotation(attention.rope, attention.turning, max_len, device)
         self.layers = nn.ModuleList(
             block.make(decoder.norm, hidden, table, 0, dtype=dtype, device=device) for block in decoder.blocks
         )

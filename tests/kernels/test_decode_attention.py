@@ -30,11 +30,14 @@ SHAPES: list[dict[str, Any]] = [
     {},
     {"heads": (6, 2), "size": 128, "dtype": torch.float16},
     {"size": 64, "dtype": torch.float16},
+    {"heads": (4, 1), "size": 256, "dtype": torch.float16},
     {"cached": torch.float8_e4m3fn},
     {"heads": (6, 2), "size": 128, "dtype": torch.float16, "cached": torch.float8_e4m3fn},
 ]
 """Of the kernel for all devices and, those of 16 bits, of the one for Hopper."""
-shapes = pytest.mark.parametrize("shape", SHAPES, ids=["any", "hopper128", "hopper64", "any_fp8", "hopper_fp8"])
+shapes = pytest.mark.parametrize(
+    "shape", SHAPES, ids=["any", "hopper128", "hopper64", "hopper256", "any_fp8", "hopper_fp8"]
+)
 
 
 @pytest.fixture(autouse=True)

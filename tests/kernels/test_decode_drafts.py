@@ -23,6 +23,7 @@ SHAPES: list[dict[str, Any]] = [
     {"heads": (4, 2), "size": 16, "chunk": 48, "sinks": True},
     {"heads": (6, 2), "size": 16, "slopes": True, "sinks": True},
     {"heads": (8, 2), "size": 256, "rotary": 64},
+    {"heads": (4, 2), "size": 256, "window": 30},
 ]
 decodes_alone = patch.object(launch, "launch_prefill", None)
 

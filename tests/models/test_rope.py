@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from headway.core.errors import UnsupportedModelError
-from headway.models.rope import ROPE_KINDS, cos_sin_table, read_rope
+from headway.kernels.rope_kv_write.reference import rotate
+from headway.models.layers.attention import Attention, AttentionSpec
+from headway.models.layers.norm import NormSpec
+from headway.models.rope import ROPE_KINDS, RopeConfig, cos_sin_table, read_rope
 
 HEAD_DIM = 24
 LONG = {"short_factor": [1.0 + i for i in range(12)], "long_factor": [3.0 + i for i in range(12)]}
@@ -181,3 +184,37 @@ def test_part_of_a_head_rotates_where_the_architecture_knows_that(where: str, ki
     with pytest.raises(UnsupportedModelError, match=r"partial_rotary_factor = 0\.5"):
         read_rope(config, head_dim=HEAD_DIM, max_position=64)
     assert read_rope(config, head_dim=HEAD_DIM, max_position=64, partial=True).rotary_dim == HEAD_DIM // 2
+
+
+@pytest.mark.parametrize("columns", [0, 8, 20])
+def test_what_does_not_turn_has_angles_of_zero(columns: int) -> None:
+    rope = RopeConfig(theta=1e4, rotary_dim=8, original_len=64, attention_factor=1.5)
+    cos, sin = cos_sin_table(rope, 5, CPU, columns=columns).chunk(2, dim=1)
+    own_cos, own_sin = cos_sin_table(rope, 5, CPU).chunk(2, dim=1)
+    assert cos.shape == sin.shape == (5, max(columns, 8) // 2)
+    assert torch.equal(cos[:, :4], own_cos) and torch.equal(sin[:, :4], own_sin)
+    assert (cos[:, 4:] == 1).all() and (sin[:, 4:] == 0).all()
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(12, 4), (12, 8), (12, 12), (13, 6)])
+def test_a_part_of_a_head_turns_as_a_whole_one_in_another_order(
+    head_dim: int, rotary_dim: int, interleaved: bool
+) -> None:
+    """Each number of a head gets what the definition, number by number, says, wherever it lies."""
+    rope = RopeConfig(theta=1e4, rotary_dim=rotary_dim, original_len=64, interleaved=interleaved)
+    spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=head_dim, rope=rope)
+    table = cos_sin_table(rope, 9, CPU, columns=spec.turning)
+    made = Attention(spec, NormSpec(eps=1e-6), 1, table, 0, dtype=torch.float32, device=CPU)
+    order = made.destinations("")["q_proj.weight"].order
+    assert (order is None) == (head_dim == rotary_dim and not interleaved)
+    x, half = torch.randn(9, 2, head_dim), rotary_dim // 2
+    expected = x.clone()
+    for i in range(half):
+        a, b = (2 * i, 2 * i + 1) if interleaved else (i, i + half)
+        angle = torch.arange(9.0)[:, None] * 1e4 ** (-2 * i / rotary_dim)
+        expected[..., a] = x[..., a] * angle.cos() - x[..., b] * angle.sin()
+        expected[..., b] = x[..., b] * angle.cos() + x[..., a] * angle.sin()
+    places = torch.arange(2 * head_dim) if order is None else order
+    turned = rotate(x.flatten(1)[:, places].view(x.shape), table)
+    torch.testing.assert_close(turned.flatten(1), expected.flatten(1)[:, places], rtol=1e-5, atol=1e-5)

@@ -102,6 +102,14 @@ class AttentionSpec:
         return replace(self, num_heads=len(shard.heads), num_kv_heads=len(shard.kv_heads), slopes=slopes, shard=shard)
 
     @property
+    def turning(self) -> int:
+        """Columns of the rotary table. Where a part of a head is rotated, the rest has angles of zero, so that kernels for whole
+        heads serve it: heads lie in the order of ``Attention.destinations`` then. Values that are keys stay in theirs."""
+        if self.rope is not None and self.keys_are_values:
+            return self.rope.rotary_dim
+        return self.head_dim // 2 * 2
+
+    @property
     def cache(self) -> CacheSpec | None:
         """What the layer caches."""
         if not self.causal:
@@ -193,6 +201,7 @@ class Attention(nn.Module):
         )
         assert not (spec.v_norm and spec.qk_norm == "all") and (spec.v_norm or not spec.keys_are_values), "have not met"
         assert not spec.norm_behind or (spec.qk_norm == "head" and not spec.gated and spec.causal), "have not met"
+        assert not (spec.keys_are_values and spec.rope is not None and spec.rope.interleaved), "have not met"
         assert len(spec.slopes) in (0, spec.num_heads), "one slope a head"
         self.sinks = parameter(spec.num_heads, dtype=torch.float32, device=device) if spec.sinks else None
         slopes = torch.tensor(spec.slopes, dtype=torch.float32, device=device) if spec.slopes else None
@@ -366,19 +375,7 @@ class Attention(nn.Module):
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """Checkpoint tensor name, beginning with prefix -> where it goes."""
-        heads = self.spec.num_heads + self.spec.num_kv_heads
-        order = self._order(heads)
-        if order is not None:
-            order = torch.cat([order, torch.arange(len(order), len(order) + self._kv_rows)])  # values are not rotated
-        if self._gate_rows:
-            assert order is None, "gates and interleaved rotations have not met"
-            order = self._gates_first()
-        if self.spec.by_head:
-            assert order is None and len(self.qkv.parts) == 1, (
-                "interleaved rotations and heads in one tensor have not met"
-            )
-            order = self._sections_of_heads() if self.spec.shard is None else None  # what is taken is in our order
-        found = self.qkv.destinations(prefix, order) | self.out.destinations(prefix)
+        found = self.qkv.destinations(prefix, self._rows()) | self.out.destinations(prefix)
         for name in self.spec.unbiased:
             del found[f"{prefix}{name}.bias"]
         for name, norm in zip(self.spec.norm_names, (self.q_norm, self.k_norm), strict=True):
@@ -394,6 +391,21 @@ class Attention(nn.Module):
             ranks_heads = None if self.spec.shard is None else self.spec.shard.head_rows()
             found[f"{prefix}sinks"] = Target.part(self.sinks, ranks_heads)
         return found
+
+    def _rows(self) -> torch.Tensor | None:
+        """int64, the checkpoint's rows in our order: gates, queries, keys, values; None: they lie so."""
+        sections = None
+        if self._gate_rows:
+            sections = self._gates_first()
+        if self.spec.by_head and self.spec.shard is None:  # what is taken for a shard is in our order
+            sections = self._sections_of_heads()
+        order = self._order(self.spec.num_heads + self.spec.num_kv_heads)
+        if order is None:
+            return sections
+        first, last = self._gate_rows, self._gate_rows + len(order)
+        values = torch.arange(last, last + self._kv_rows)  # are not rotated
+        own = torch.cat([torch.arange(first), order + first, values])
+        return own if sections is None else sections[own]
 
     def _gates_first(self) -> torch.Tensor:
         """int64, the checkpoint's rows, a query and a gate for each head, in our order: gates, queries, keys, values."""
@@ -412,10 +424,11 @@ class Attention(nn.Module):
 
     def _order(self, heads: int) -> torch.Tensor | None:
         """Elements of ``heads`` heads as the checkpoint has them, int64 [heads * D], in the order in which the two of a pair
-        that is rotated lie half of the rotated dimensions apart; None: they do."""
-        rope, size = self.spec.rope, self.spec.head_dim
-        if rope is None or not rope.interleaved:
+        lie half of the table's columns apart, with those that are not rotated between; None: they do."""
+        rope, size, columns = self.spec.rope, self.spec.head_dim, self.spec.turning
+        if rope is None or (columns == rope.rotary_dim and not rope.interleaved):
             return None
-        rotated = rope.rotary_dim
-        head = torch.cat([torch.arange(0, rotated, 2), torch.arange(1, rotated, 2), torch.arange(rotated, size)])
+        rotated, still = torch.arange(rope.rotary_dim), torch.arange(rope.rotary_dim, columns).view(2, -1)
+        pairs = rotated.view(-1, 2).T if rope.interleaved else rotated.view(2, -1)
+        head = torch.cat([torch.cat([pairs, still], dim=1).flatten(), torch.arange(columns, size)])
         return (torch.arange(heads)[:, None] * size + head).flatten()
