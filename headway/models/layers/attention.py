@@ -103,8 +103,8 @@ class AttentionSpec:
 
     @property
     def turning(self) -> int:
-        """Columns of the rotary table. Where a part of a head is rotated, the rest has angles of zero, so that kernels for whole
-        heads serve it: heads lie in the order of ``Attention.destinations`` then. Values that are keys stay in theirs."""
+        """Columns of the rotary table. Where a part of a head is rotated, the rest has angles of zero, so that kernels for
+        whole heads serve it: heads lie in the order of ``Attention.destinations`` then. Values that are keys stay in theirs."""
         if self.rope is not None and self.keys_are_values:
             return self.rope.rotary_dim
         return self.head_dim // 2 * 2
