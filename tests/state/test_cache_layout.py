@@ -161,9 +161,13 @@ def test_what_states_take_is_what_they_are_said_to_take(seed: int) -> None:
             part.fill_(number)
     own = [part for spec in layout.states if spec is not None for part in spec.parts]
     assert (words[:, :4] == 0).all() or not storage.replays
+    for part in (part for layer in storage.views(layout, words) for part in layer):
+        assert (part.data_ptr() - words.data_ptr()) % 64 == part.stride(0) % 16 == 0, (
+            "kernels are compiled for multiples of 16"
+        )
     shapes = [part.shape if part.name == SSM else (part.shape[0] + storage.drafts, *part.shape[1:]) for part in own]
     sizes = [storage.part_dtype(part).itemsize * prod(shape) for part, shape in zip(own, shapes, strict=True)]
-    assert 4 * storage.words(layout) == sum(-(-size // 16) * 16 for size in sizes) + 16 * bool(storage.replays)
+    assert 4 * storage.words(layout) == sum(-(-size // 64) * 64 for size in sizes) + 64 * bool(storage.replays)
     assert [tuple(part.shape[1:]) for layer in storage.views(layout, words) for part in layer] == shapes
 
 
