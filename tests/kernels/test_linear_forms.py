@@ -154,7 +154,8 @@ def test_a_width_that_passes_waste_takes_others() -> None:
 
     tiles = [skinny_rule.best_tile(KINDS_OF[each][0], 1, *shape.weight(each), H200) for each in JUNCTIONS]
     assert all(shape.weight(each)[1] % tile.step == 0 for each, tile in zip(JUNCTIONS, tiles, strict=True))
-    assert layer(1) <= layer(2) <= layer(8) < 1.13 * layer(1)
+    assert layer(1) <= layer(2) + skinny_rule.ROW * len(JUNCTIONS)
+    assert layer(2) <= layer(8) < 1.13 * layer(1)
 
 
 def test_tensor_cores_take_two_rows() -> None:

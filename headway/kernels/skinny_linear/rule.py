@@ -29,11 +29,15 @@ ROW = 0.35
 """Microseconds that a row costs without matrix units, where its products are sums of its own."""
 NORM_RATE = 40e3
 """Bytes a microsecond of activations that an SM normalises anew for each program."""
+HELD_WHOLE = 2048
+"""Inputs up to which a program's weights fit into registers whole."""
+WAVES = 3
+"""Programs for each SM up to which weights held whole win; beyond that, programs end too early to be worth their start."""
 
 
 def predicted(kind: Kind, tile: Tile, rows: int, outputs: int, inputs: int, card: Card) -> float:
     """Microseconds of [rows, K] x [N, K]^T inside a chain of kernels that start early; N counts gate and up rows."""
-    pair = 2 if kind == "norm_gate_up" else 1
+    pair = _pair(kind)
     wide = tile.block_n * pair
     programs, threads = cdiv(outputs, wide), 32 * tile.num_warps
     padded = round_up(inputs, tile.step)
@@ -86,7 +90,7 @@ def ranked(kind: Kind, rows: int, outputs: int, inputs: int, card: Card) -> tupl
 
 def candidates(kind: Kind, rows: int, inputs: int) -> Iterator[Tile]:
     """Tiles whose weights fit into registers, whole or in part."""
-    pair = 2 if kind == "norm_gate_up" else 1
+    pair = _pair(kind)
     if rows <= 2:
         for wide, block_k, warps in product((2, 4, 8), (256, 512, 1024, 2048), (1, 2, 4, 8, 16)):
             passes, threads = cdiv(inputs, block_k), 32 * warps
@@ -121,16 +125,19 @@ def best_tile(kind: Kind, bucket: int, outputs: int, inputs: int, card: Card) ->
     One row is multiplied without tensor cores, by tiles as they won there; which passes waste least of K, and how programs are
     spread, is the prediction's to say. Where even the best takes longer than more rows do, one row takes their tile.
     """
-    usual = _of_more_rows(kind, outputs, inputs, card)
+    bare = not kind.startswith("norm")
+    usual = (_of_more_bare_rows if bare else _of_more_rows)(kind, outputs, inputs, card)
     if bucket > 1:
         return usual
-    own = min(_of_one_row(kind, inputs), key=lambda tile: (predicted(kind, tile, 1, outputs, inputs, card), repr(tile)))
+    tiles = candidates(kind, 1, inputs) if bare and inputs <= HELD_WHOLE else _of_one_row(kind, inputs)
+    own = min(tiles, key=lambda tile: (predicted(kind, tile, 1, outputs, inputs, card), repr(tile)), default=usual)
     alone, padded = predicted(kind, own, 1, outputs, inputs, card), expected(kind, usual, 2, outputs, inputs, card)
-    return own if alone <= padded + ROW else usual
+    slack = 0.15 * padded if kind == "gate_up" else ROW  # of pairs predictions for one row are so much too high
+    return own if alone <= padded + slack else usual
 
 
 def _of_one_row(kind: Kind, inputs: int) -> Iterator[Tile]:
-    pair, whole = 2 if kind == "norm_gate_up" else 1, max(16, next_power_of_2(inputs))
+    pair, whole = _pair(kind), max(16, next_power_of_2(inputs))
     for wide, block_k, each in product((4, 8), dict.fromkeys(min(size, whole) for size in (1024, 512, 256)), (32, 16)):
         warps = max(1, wide * block_k // (32 * each))
         passes = cdiv(inputs, block_k)
@@ -138,8 +145,29 @@ def _of_one_row(kind: Kind, inputs: int) -> Iterator[Tile]:
             yield Tile(wide // pair, block_k, 0, warps, 1 if passes <= 4 else 3, min(passes, 4))
 
 
+def _pair(kind: Kind) -> int:
+    return 2 if kind in ("norm_gate_up", "gate_up") else 1
+
+
+def _of_more_bare_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Tile:
+    """Without a norm: what came within a few percent of the best of a dozen tiles for products of six models
+    (``bench/ops/few_tiles.py``, 8 rows, an H100), of which three chose it."""
+    pair = _pair(kind)
+    roomy = SHARED_KB.get(card.capability, LEAST_KB) > LEAST_KB
+    if inputs <= HELD_WHOLE:
+        whole = _of_more_rows(kind, outputs, inputs, card)
+        if outputs >= 32768 or cdiv(outputs, whole.block_n * pair) <= WAVES * card.sms:
+            return whole
+        return Tile(16, 64, 2, 4, 3 if roomy else 2, 2) if pair == 2 else Tile(16, 128, 4, 4, 3 if roomy else 2, 1)
+    if outputs >= 16384:
+        return _of_more_rows(kind, outputs, inputs, card)
+    wide = min((16, 8), key=lambda each: cdiv(cdiv(outputs, each), card.sms) * each)  # least work on the busiest SM
+    alone = roomy and cdiv(outputs, wide) <= card.sms  # a program has an SM to itself: twice the inputs are on their way
+    return Tile(wide // pair, 128, 8 if alone else 4, 8, 3 if roomy else 2, 2)
+
+
 def _of_more_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Tile:
-    pair = 2 if kind == "norm_gate_up" else 1
+    pair = _pair(kind)
     if outputs >= 32768 and pair == 1:
         return Tile(32, 64, 2, 2, 4, 0)  # 36 KB
     if inputs <= 2048:  # the whole tile in registers

@@ -7,8 +7,8 @@ from typing import Literal
 
 from headway.core.ints import next_power_of_2
 
-Kind = Literal["skinny_linear", "norm_linear", "norm_gate_up", "linear_add"]
-"""The op's name."""
+Kind = Literal["skinny_linear", "norm_linear", "norm_gate_up", "gate_up", "linear_add"]
+"""The op's name; "gate_up" is ``norm_gate_up`` of what is normalised already."""
 
 
 @dataclass(frozen=True, slots=True)

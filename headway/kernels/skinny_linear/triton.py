@@ -18,7 +18,7 @@ import triton.language as tl
 from headway.core.ints import cdiv
 from headway.kernels.silu_mul import GATES
 from headway.kernels.silu_mul.triton import opened
-from headway.kernels.skinny_linear.tile import Tile, padded_rows
+from headway.kernels.skinny_linear.tile import Kind, Tile, padded_rows
 from headway.kernels.skinny_linear.tiles import tile_for
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
@@ -228,7 +228,8 @@ def norm_gate_up(
     x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
 ) -> torch.Tensor:  # fmt: skip
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    mode, tile = SILU + GATES.index(act), tile_for("norm_gate_up", x.shape[0], *weight.shape)
+    kind: Kind = "gate_up" if norm is None else "norm_gate_up"
+    mode, tile = SILU + GATES.index(act), tile_for(kind, x.shape[0], *weight.shape)
     launch(x, norm, eps, weight, bias, out, mode, tile)
     return out
 
