@@ -162,7 +162,9 @@ def _of_more_bare_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Til
     if outputs >= 16384:
         return _of_more_rows(kind, outputs, inputs, card)
     wide = min((16, 8), key=lambda each: cdiv(cdiv(outputs, each), card.sms) * each)  # least work on the busiest SM
-    alone = roomy and cdiv(outputs, wide) <= card.sms  # a program has an SM to itself: twice the inputs are on their way
+    alone = (
+        roomy and cdiv(outputs, wide) <= card.sms
+    )  # a program has an SM to itself: twice the inputs are on their way
     return Tile(wide // pair, 128, 8 if alone else 4, 8, 3 if roomy else 2, 2)
 
 

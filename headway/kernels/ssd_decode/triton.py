@@ -18,7 +18,7 @@ from headway.kernels.causal_conv.triton import taps_of
 from headway.kernels.ssd_scan.triton import head_weights, time_step, with_token
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of
-from headway.kernels.triton_windows import convolved, hold_past, moved_on
+from headway.kernels.triton_windows import FETCHED, convolved, hold_past, moved_on, queued
 
 
 @triton.jit
@@ -35,13 +35,18 @@ def run_again(
     h, x_at, b_at, dt_at, in_p, in_n, stored, start, places, per_token, a, dt_bias, dt_min, dt_max
 ):  # fmt: skip
     """The state behind the tokens from position ``stored`` to ``start``. The three: where inputs of the first place lie."""
-    at = stored % places * per_token
-    x, b, dt = loaded(x_at + at, b_at + at, dt_at + at, in_p, in_n, stored < start)
+    xs, bs, dts = (), (), ()
+    for ahead in tl.static_range(FETCHED):
+        at = (stored + ahead) % places * per_token
+        x, b, dt = loaded(x_at + at, b_at + at, dt_at + at, in_p, in_n, stored + ahead < start)
+        xs, bs, dts = xs + (x,), bs + (b,), dts + (dt,)  # type: ignore[assignment]  # noqa: RUF005
     for position in range(stored, start):
-        last_x, last_b, last_dt = x.to(tl.float32), b.to(tl.float32), dt.to(tl.float32)
-        at = (position + 1) % places * per_token
-        x, b, dt = loaded(x_at + at, b_at + at, dt_at + at, in_p, in_n, position + 1 < start)
-        h = with_token(h, last_x, last_b, time_step(last_dt + dt_bias, dt_min, dt_max), a)
+        old_x, old_b, old_dt = xs[0].to(tl.float32), bs[0].to(tl.float32), dts[0].to(tl.float32)
+        later = position + FETCHED
+        at = later % places * per_token
+        new_x, new_b, new_dt = loaded(x_at + at, b_at + at, dt_at + at, in_p, in_n, later < start)
+        xs, bs, dts = queued(xs, new_x, FETCHED), queued(bs, new_b, FETCHED), queued(dts, new_dt, FETCHED)
+        h = with_token(h, old_x, old_b, time_step(old_dt + dt_bias, dt_min, dt_max), a)
     return h
 
 
