@@ -8,7 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-
 FETCHED = tl.constexpr(3)
 """Tokens of a ring whose inputs are on their way while a token runs again: that takes a third of what memory does."""
 
