@@ -8,9 +8,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-FETCHED = tl.constexpr(3)
-"""Tokens of a ring whose inputs are on their way while a token runs again: that takes a third of what memory does."""
-
 
 @triton.jit
 def hold_past(ring_at, start, channels, mask, LENGTH: tl.constexpr, TAPS: tl.constexpr):
@@ -31,15 +28,6 @@ def moved_on(new, past, TAPS: tl.constexpr):
     for back in tl.static_range(1, TAPS - 1):
         moved = moved + (past[back - 1],)  # type: ignore[assignment]  # noqa: RUF005
     return moved
-
-
-@triton.jit
-def queued(held, new, DEPTH: tl.constexpr):
-    """``held`` without its first and with ``new`` behind: a tuple of DEPTH."""
-    found = ()
-    for i in tl.static_range(1, DEPTH):
-        found = found + (held[i],)  # type: ignore[assignment]  # noqa: RUF005
-    return found + (new,)  # noqa: RUF005
 
 
 @triton.jit

@@ -77,6 +77,7 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("ssd decode", ssd_decode_kernel, SSD_TOKEN | NO_RING, ("a_ptr",), 2),
     ("ssd decode and ring", ssd_decode_kernel, SSD_TOKEN | {"BLOCK_P": 64}, ("a_ptr",), 4),
     ("ssd drafts", ssd_decode_kernel, SSD_DRAFTS, ("a_ptr",), 4),
+    ("ssd drafts of few heads", ssd_decode_kernel, SSD_DRAFTS | {"BLOCK_P": 32, "SPREAD": 4}, ("a_ptr",), 4),
     ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
     ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
     ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "WIDTH": 4}, (), 4),

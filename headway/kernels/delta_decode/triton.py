@@ -22,7 +22,7 @@ from headway.kernels.delta_decode.reference import delta_decode as three_kernels
 from headway.kernels.gated_delta.reference import EPS
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of, softplus
-from headway.kernels.triton_windows import FETCHED, convolved, hold_past, moved_on, queued
+from headway.kernels.triton_windows import convolved, hold_past, moved_on
 
 MOST_HELD = 32768
 """Elements of a head's state that a program's registers can hold; larger ones take the three kernels."""
@@ -81,18 +81,13 @@ def run_again(
     h, key_at, u_at, g_at, in_k, in_v, in_g, stored, start, places, per_token, BY_CHANNEL: tl.constexpr
 ):  # fmt: skip
     """The state behind the tokens from position ``stored`` to ``start``. The three: where inputs of the first place lie."""
-    keys, us, gs = (), (), ()
-    for ahead in tl.static_range(FETCHED):
-        at = (stored + ahead) % places * per_token
-        key, u, g = kept_token(key_at + at, u_at + at, g_at + at, in_k, in_v, in_g, stored + ahead < start)
-        keys, us, gs = keys + (key,), us + (u,), gs + (g,)  # type: ignore[assignment]  # noqa: RUF005
+    at = stored % places * per_token
+    key, u, g = kept_token(key_at + at, u_at + at, g_at + at, in_k, in_v, in_g, stored < start)
     for position in range(stored, start):
-        key, u, g = keys[0], us[0], gs[0]
-        later = position + FETCHED
-        at = later % places * per_token
-        new_key, new_u, new_g = kept_token(key_at + at, u_at + at, g_at + at, in_k, in_v, in_g, later < start)
-        keys, us, gs = queued(keys, new_key, FETCHED), queued(us, new_u, FETCHED), queued(gs, new_g, FETCHED)
-        h = with_token(decayed(h, g, BY_CHANNEL), key, u)
+        last_key, last_u, last_g = key, u, g
+        at = (position + 1) % places * per_token
+        key, u, g = kept_token(key_at + at, u_at + at, g_at + at, in_k, in_v, in_g, position + 1 < start)
+        h = with_token(decayed(h, last_g, BY_CHANNEL), last_key, last_u)
     return h
 
 
