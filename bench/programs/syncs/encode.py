@@ -1,4 +1,4 @@
-"""sentence-transformers' encode on a small BERT with random weights. python encode.py DEVICE RESULT.json"""
+"""sentence-transformers' encode on a small BERT with random weights. python encode.py DEVICE RESULT.json [TIMES]"""
 
 from __future__ import annotations
 
@@ -39,4 +39,5 @@ def main(device: str, told: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    for _ in range(int(sys.argv[3]) if len(sys.argv) > 3 else 1):  # the last one's time is told
+        main(sys.argv[1], Path(sys.argv[2]))

@@ -1,4 +1,4 @@
-"""The PyTorch quickstart on random pictures. python quickstart.py DEVICE RESULT.json"""
+"""The PyTorch quickstart on random pictures. python quickstart.py DEVICE RESULT.json [TIMES]"""
 
 from __future__ import annotations
 
@@ -64,4 +64,5 @@ def main(told: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[2]))
+    for _ in range(int(sys.argv[3]) if len(sys.argv) > 3 else 1):  # the last one's time is told
+        main(Path(sys.argv[2]))

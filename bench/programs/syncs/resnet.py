@@ -1,4 +1,4 @@
-"""torchvision's ResNet-18: steps, an average of the weights, a checkpoint. python resnet.py DEVICE RESULT.json"""
+"""torchvision's ResNet-18: steps, an average of the weights, a checkpoint. python resnet.py DEVICE RESULT.json [TIMES]"""
 
 from __future__ import annotations
 
@@ -52,4 +52,5 @@ def main(device: str, told: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    for _ in range(int(sys.argv[3]) if len(sys.argv) > 3 else 1):  # the last one's time is told
+        main(sys.argv[1], Path(sys.argv[2]))

