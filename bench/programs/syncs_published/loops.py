@@ -284,9 +284,8 @@ def rows_drawn_with_replacement_on_the_device(device: str) -> Any:
 
 
 def mean_teacher(device: str) -> Any:
-    student, teacher = (
-        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)).to(device) for _ in range(2)
-    )  # waits
+    made = [nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)) for _ in range(2)]
+    student, teacher = (model.to(device) for model in made)  # waits
     teacher.load_state_dict(student.state_dict())
     teacher.requires_grad_(False)
     optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, nesterov=True)
