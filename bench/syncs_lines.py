@@ -129,7 +129,8 @@ def main() -> int:
     wanted = chosen(given.only, files=given.files)
     lines: list[dict[str, Any]] = []
     made: dict[str, Any] = {}
-    for file in dict.fromkeys(name.partition("/")[0] for name in wanted):  # the file is written after each: a run may be cut
+    files = dict.fromkeys(name.partition("/")[0] for name in wanted)
+    for file in files:  # the report is written after each: a run may be cut
         part = {name: program for name, program in wanted.items() if name.partition("/")[0] == file}
         lines += syncs_sweep.sweep(part, given.workers, syncs_sweep.CARD if given.card else syncs_sweep.SIMULATED)
         made = report(lines, [line["name"] for line in lines]) | ({"card": name} if name else {})

@@ -128,9 +128,7 @@ def main() -> int:
     told = json.loads(given.against.read_text()) if given.against else {}
     results: dict[str, Any] = {}
     for name in given.only:
-        results[name] = (
-            on_a_card(name, given.times, told.get(name, {})) if given.card else simulated(name, given.times)
-        )
+        results[name] = on_a_card(name, given.times, told.get(name, {})) if given.card else simulated(name, given.times)
         show(name, results[name])
         if given.json:
             given.json.write_text(json.dumps(results, indent=1) + "\n")

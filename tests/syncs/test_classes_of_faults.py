@@ -12,6 +12,7 @@ from torch import nn
 
 from headway import syncs
 from headway.syncs.sim import cells, tensor
+from headway.syncs.sim.lent import Lent
 from headway.syncs.simulate import SimTensor, SimulationProbe
 
 pytestmark = [
@@ -227,3 +228,28 @@ def test_attention_over_jagged_rows(dtype: torch.dtype, kernel: bool) -> None:
     else:
         with pytest.raises(RuntimeError, match="No viable backend"):
             attend(True)
+
+
+def test_gradients_that_a_collective_summed_are_the_devices() -> None:
+    dist = torch.distributed
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        layer = nn.Linear(3, 2, device="cuda")
+        replica: Any = nn.parallel.DistributedDataParallel(layer)
+        loss = replica(torch.ones(2, 3, device="cuda")).sum()
+        assert kinds(loss.backward) == []
+        assert layer.weight.grad is not None and layer.weight.grad.is_cuda
+        assert kinds(lambda: layer.weight.data.copy_(torch.zeros(2, 3))) == ["upload"]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_lent_values_are_known_while_they_live() -> None:
+    lent, values, host = Lent(), torch.ones(3), torch.ones(3)
+    assert values not in lent
+    lent.note([values])
+    assert values in lent and values[1:] in lent and host not in lent
+    place = values.untyped_storage().data_ptr()
+    del values
+    lent.note([host])
+    assert list(lent._storages) == [host.untyped_storage().data_ptr()] != [place]

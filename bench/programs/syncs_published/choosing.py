@@ -180,7 +180,7 @@ def actions_sampled_by_the_library(device: str) -> Any:
     mean, spread = torch.zeros(4, 2, device=device), torch.full((4, 2), 0.5, device=device)
     noise = td.Normal(mean, spread, validate_args=False).sample()  # waits
     coins = td.Bernoulli(logits=noise, validate_args=False).sample()
-    kinds = td.OneHotCategorical(logits=noise, validate_args=False).sample()
+    kinds = td.OneHotCategorical(logits=noise, validate_args=False).sample()  # waits
     beta = td.Beta(spread + 1, spread + 1, validate_args=False).rsample()
     return coins.shape, kinds.sum(-1), beta.shape
 
