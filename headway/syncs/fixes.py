@@ -33,6 +33,10 @@ FIXES: Final = (
         "The host rarely needs the exact number: keep a bound >= it as a Python int, and mask the rest on the device.",
     ),
     Fix(
+        "draw on the host",
+        "A random number that the host needs is drawn by the host: random, numpy and torch's CPU generator ask no device.",
+    ),
+    Fix(
         "torch.where",
         "Keep the shape: choose between values with torch.where instead of selecting rows by a mask.",
     ),
@@ -67,7 +71,7 @@ FIXES: Final = (
     Fix(
         "index_fill_",
         "Writing one value to rows that the device knows: index_fill_ or masked_fill_ with a device index; to one element, "
-        "x[i].fill_(value).",
+        "x[i].fill_(value). A list of rows goes up from pinned memory first.",
     ),
     Fix(
         "create on the device",
@@ -211,6 +215,8 @@ _BY_CALL: Final = {
     "_ctc_loss": "wait inside an operation",
     "_ctc_loss_backward": "wait inside an operation",
     "istft": "wait inside an operation",
+    "prod": "wait inside an operation",
+    "cumprod": "wait inside an operation",
     "index": "torch.where",
     "index_put": "torch.where",
     "_index_put_impl_": "torch.where",
@@ -244,7 +250,8 @@ _WITHIN: Final = (
     (r"nn\.utils\.clip_grad", "assert on the device"),
     (r"nn\.utils\.rnn\.", "rows sorted by the host"),
     (r"nn\.modules\.transformer\.", "is_causal said"),
-    (r"nn\.parallel\.|nn\.modules\..*\.__init__$", "once at start-up"),
+    (r"serialization\.load$|nn\.parallel\.|nn\.modules\..*\.__init__$", "once at start-up"),
+    (r"masked\.|nn\.attention\.", "wait inside an operation"),
     (r"nn\.modules\.module\.Module\.(to|cuda|_apply)$", "create on the device"),
 )
 """Parts of torch that wait for their caller, by their names."""
@@ -253,6 +260,9 @@ _LOGS: Final = (
     r"\b(?!\(\))"
 )
 """Words by which lines that show something are known; ``x.log()`` and ``torch.log`` are none."""
+_DRAW: Final = (
+    r"\b(int|float|bool)\(torch\.rand|\btorch\.rand\w*\(.*\)\.(item|tolist)\(|^if torch\.rand.*[<>]=?\s*[\d.]+:"
+)
 _NUMBERS: Final = r"[-\d.,e\s\[\]()]"
 _BY_SOURCE: Final = (
     ("read", r"\bassert\b|is_?(nan|inf|finite)\(", "assert on the device"),
@@ -262,6 +272,8 @@ _BY_SOURCE: Final = (
     ("read", r"\b(median|sorted|nlargest|nsmallest)\(|(?<![.\w])(min|max)\(", "reduce on the device"),
     ("read", r"^for\b[^()]*\bin\s[^,]*\.tolist\(\):", "upper bound on the host"),
     ("read", r"\w\[\s*int\(|\bint\(.*\barg(max|min)\(", "index on the device"),
+    ("read", _DRAW, "draw on the host"),
+    ("read", r"\b(n|len|num|longest|size|width|count|total|max_?len)\w*\s*=\s.*\.item\(\)", "upper bound on the host"),
     ("size", r"\]\s*\.\s*(sum|mean)\(", "masked reduction"),
     (
         "upload",
@@ -299,14 +311,14 @@ def fix_for(kind: str, call: str, within: str = "", source: str = "") -> Fix:
     for part, cure in _WITHIN:
         if re.match(part, within):
             return _BY_NAME[cure]
-    name = call.partition(" ")[0].rpartition(".")[2]
+    name, line = call.partition(" ")[0].rpartition(".")[2], source.partition("\n")[0]
     for one, pattern, cure in _BY_SOURCE:
         if kind != one or name in _OWN_CURE or (cure == "reduce on the device" and name not in _COMPARED):
             continue
-        if re.search(pattern, source):
+        if re.search(pattern, source if r"\n" in pattern else line):
             return _BY_NAME[cure]
     if (kind, name) == ("upload", "__setitem__"):
-        return _BY_NAME[_number_written(source.partition("\n")[0])]
+        return _BY_NAME[_number_written(line)]
     found = _BY_KIND_AND_CALL.get((kind, name))
     if found is None and kind in ("read", "size", "upload"):
         found = _BY_CALL.get(name)

@@ -51,7 +51,9 @@ def is_installed(file: str) -> bool:
     return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
 
 
-_PARTS: Final = re.compile(r"/torch/((?:distributions|optim|amp|nn/utils|nn/modules|nn/parallel)/.*)\.py$")
+_PARTS: Final = re.compile(
+    r"/torch/((?:distributions|optim|amp|masked|nn/(?:utils|modules|parallel|attention))/.*|serialization)\.py$"
+)
 """Python parts of torch that wait on behalf of the line that calls them."""
 _CALLED: Final = frozenset({"Module._wrapped_call_impl", "Module._call_impl"})
 """What every module's call goes through, which says nothing."""

@@ -122,6 +122,13 @@ LINES = [
     ),
     ("n = int(lengths.max())", "upper bound on the host"),
     ("z = x.cpu()", "readback ring"),
+    ("z = int(torch.randint(0, 4, (), device='cuda'))", "draw on the host"),
+    ("z = torch.rand((), device='cuda').item()", "draw on the host"),
+    ("if torch.rand((), device='cuda') < 0.5:\n    x.add_(1)", "draw on the host"),
+    ("if torch.rand((), device='cuda').log() < x.sum():\n    x.add_(1)", "torch.where"),
+    ("longest = lengths.max().item()", "upper bound on the host"),
+    ("z = torch.masked.softmax(x, 0, mask=mask)", "wait inside an operation"),
+    ("z = x.clone().requires_grad_()\nz.prod().backward()", "wait inside an operation"),
     ("torch.cuda.empty_cache()", "allocate once"),
 ]
 
