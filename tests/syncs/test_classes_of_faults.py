@@ -253,3 +253,27 @@ def test_lent_values_are_known_while_they_live() -> None:
     del values
     lent.note([host])
     assert list(lent._storages) == [host.untyped_storage().data_ptr()] != [place]
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout_p": 0.3}, {"enable_gqa": True}])
+def test_attention_lies_as_a_kernel_leaves_it(options: dict[str, Any]) -> None:
+    def attended(device: str) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        heads = 2 if options.get("enable_gqa") else 4
+        query, key, value = (torch.randn(2, 5, n, 8).transpose(1, 2).to(device) for n in (4, heads, heads))
+        query.requires_grad_()
+        made = nn.functional.scaled_dot_product_attention(query, key, value, **options)
+        drawn = nn.functional.dropout(made, 0.5)
+        drawn.sum().backward()
+        assert query.grad is not None
+        return drawn.detach().cpu(), query.grad.cpu(), torch.tensor(made.stride())
+
+    for there, here in zip(attended("cuda"), attended("cpu"), strict=True):
+        torch.testing.assert_close(there, here)
+
+
+def test_attention_with_a_mask_that_learns_takes_the_formula() -> None:
+    query = torch.ones(1, 2, 3, 4, device="cuda")
+    mask = torch.zeros(3, 3, device="cuda", requires_grad=True)
+    nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask).sum().backward()
+    assert mask.grad is not None and mask.grad.shape == (3, 3)
