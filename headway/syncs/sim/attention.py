@@ -17,7 +17,7 @@ _ATTENTION: Final = torch.ops.aten.scaled_dot_product_attention.default
 
 
 def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """torch.nn.functional.scaled_dot_product_attention, of its arguments: [batch, heads, rows, width], or what else it takes."""
+    """torch.nn.functional.scaled_dot_product_attention: [batch, heads, rows, width], or whatever else that takes."""
     made: torch.Tensor = _ATTENTION._op_dk(DispatchKey.CompositeImplicitAutograd, query, key, value, *args, **kwargs)
     if query.dim() == 4 and _by_a_kernel((query, key, value, *args), kwargs):
         order = sorted(range(4), key=lambda axis: -query.stride(axis))
