@@ -146,7 +146,8 @@ FIXES: Final = (
     ),
     Fix(
         "is_causal said",
-        "Say is_causal= (tgt_is_causal= of a decoder): without it the mask is compared with a causal one, by the host.",
+        "Say is_causal= (tgt_is_causal= of a decoder), or the host compares the mask with a causal one; where rows are padded, "
+        "enable_nested_tensor=False keeps them from being counted.",
     ),
     Fix(
         "noise that is scaled",
@@ -273,7 +274,7 @@ _BY_SOURCE: Final = (
     ("read", r"^for\b[^()]*\bin\s[^,]*\.tolist\(\):", "upper bound on the host"),
     ("read", r"\w\[\s*int\(|\bint\(.*\barg(max|min)\(", "index on the device"),
     ("read", _DRAW, "draw on the host"),
-    ("read", r"\b(n|len|num|longest|size|width|count|total|max_?len)\w*\s*=\s.*\.item\(\)", "upper bound on the host"),
+    ("read", r"\b(n|(len|num|longest|size|width|count|max_?len)\w*)\s*=\s.*\.item\(\)", "upper bound on the host"),
     ("size", r"\]\s*\.\s*(sum|mean)\(", "masked reduction"),
     (
         "upload",

@@ -39,7 +39,7 @@ ONLY_WHEN_SLOW = {"poll between work"}
 def snippets() -> dict[str, tuple[str, str]]:
     """Name of a cure -> its snippets."""
     text = (ROOT / "docs" / "syncs.md").read_text(encoding="utf-8").partition("\n## Cures")[2]
-    pattern = r"### (.+)\n\n.+\n\n```python\n# before\n([\s\S]+?)```\n```python\n# after\n([\s\S]+?)```"
+    pattern = r"### (.+)\n\n(?:.+\n)+\n```python\n# before\n([\s\S]+?)```\n```python\n# after\n([\s\S]+?)```"
     return {name: (before, after) for name, before, after in re.findall(pattern, text)}
 
 
@@ -127,6 +127,7 @@ LINES = [
     ("if torch.rand((), device='cuda') < 0.5:\n    x.add_(1)", "draw on the host"),
     ("if torch.rand((), device='cuda').log() < x.sum():\n    x.add_(1)", "torch.where"),
     ("longest = lengths.max().item()", "upper bound on the host"),
+    ("norm = x.norm().item()", "readback ring"),
     ("z = torch.masked.softmax(x, 0, mask=mask)", "wait inside an operation"),
     ("z = x.clone().requires_grad_()\nz.prod().backward()", "wait inside an operation"),
     ("torch.cuda.empty_cache()", "allocate once"),
