@@ -20,7 +20,8 @@ def attended(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args:
     """torch.nn.functional.scaled_dot_product_attention: [batch, heads, rows, width], or whatever else that takes."""
     made: torch.Tensor = _ATTENTION._op_dk(DispatchKey.CompositeImplicitAutograd, query, key, value, *args, **kwargs)
     if query.dim() == 4 and _by_a_kernel((query, key, value, *args), kwargs):
-        order = sorted(range(4), key=lambda axis: -query.stride(axis))
+        steps = query.stride()
+        order = sorted(range(4), key=lambda axis: -steps[axis])
         return made.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
     return made
 
