@@ -1,12 +1,11 @@
 """Writes docs/proof.md and docs/syncs-accuracy.md from the reports; sections whose figures were not measured are left out.
 
     python bench/proof_pages.py [--simulation F] [--simulation-soak F] [--planted F] [--gpu F] [--heldout F]
-        [--documented F] [--soak F ...]
-        [--out docs]
+        [--documented F] [--soak F ...] [--programs FOLDER] [--out docs]
 
 F default to simulation.json, simulation-soak.json, planted-faults.json, h200.json, heldout.json,
 documented-first.json and soak-h200*.json in
-bench/reports/proof.
+bench/reports/proof. FOLDER, the same place, has what bench/proof_syncs.py reads.
 """
 
 from __future__ import annotations
@@ -14,12 +13,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import sys
 import textwrap
 import tomllib
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from bench.proof_syncs import paragraph, sections  # noqa: E402 - the script runs from anywhere
+
 REPORTS = ROOT / "bench" / "reports" / "proof"
 DETECTORS = {
     "live": "live guard (`syncs.forbid()`, `record()`)",
@@ -34,11 +38,6 @@ DETECTORS = {
 def read(path: Path) -> dict[str, Any]:
     """A report; empty where there is none."""
     return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-
-def paragraph(*parts: str) -> list[str]:
-    """Parts joined by spaces, broken into lines; an empty one follows."""
-    return [*textwrap.wrap(" ".join(parts), 128, break_long_words=False, break_on_hyphens=False), ""]
 
 
 def corpus_results(simulation: dict[str, Any], gpu: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -122,8 +121,9 @@ def accuracy_page(
     heldout: dict[str, Any],
     documented: dict[str, Any],
     now: dict[str, Any],
+    programs: list[str],
 ) -> str:
-    """docs/syncs-accuracy.md."""
+    """docs/syncs-accuracy.md; ``programs``: the lines of its sections on whole programs."""
     results = corpus_results(simulation, gpu)
     labels = simulation["corpus"]["labels"]
     waiting = sum(kind != "none" for kind in labels.values())
@@ -139,6 +139,7 @@ def accuracy_page(
         lines += heldout_section(heldout)
     if documented:
         lines += documented_section(documented, now)
+    lines += programs
     lines += ["## The corpus that the rules grew with", ""]
     told = [
         f"`tests/syncs/corpus` holds {len(labels)} snippets; {waiting} wait, {len(labels) - waiting} do not.",
@@ -396,6 +397,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--heldout", type=Path, default=REPORTS / "heldout.json")
     parser.add_argument("--documented", type=Path, default=REPORTS / "documented-first.json")
     parser.add_argument("--documented-now", type=Path, default=REPORTS / "documented.json")
+    parser.add_argument(
+        "--programs", type=Path, default=REPORTS, help="folder of the reports on whole programs (syncs-*.json)"
+    )
     parser.add_argument("--soak", type=Path, nargs="*", default=sorted(REPORTS.glob("soak-h200*.json")))
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     given = parser.parse_args(arguments)
@@ -403,7 +407,14 @@ def main(arguments: list[str] | None = None) -> None:
     soaks = [read(path) for path in given.soak if path.exists()]
     planted = json.loads(given.planted.read_text(encoding="utf-8")) if given.planted.exists() else []
     (given.out / "syncs-accuracy.md").write_text(
-        accuracy_page(simulation, gpu, read(given.heldout), read(given.documented), read(given.documented_now)),
+        accuracy_page(
+            simulation,
+            gpu,
+            read(given.heldout),
+            read(given.documented),
+            read(given.documented_now),
+            sections(given.programs),
+        ),
         encoding="utf-8",
     )
     (given.out / "proof.md").write_text(proof_page(simulation, long, planted, gpu, soaks), encoding="utf-8")

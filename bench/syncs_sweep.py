@@ -1,6 +1,6 @@
 """Programs of many kinds, each run plainly on the CPU and under ``headway syncs --simulate``: it must end the same way.
 
-    python -m bench.syncs_sweep [--files NAME ...] [--only WORD ...] [--json OUT.json] [--workers N] [--part I/N]
+    python -m bench.syncs_sweep [--files NAME ...] [--only WORD ...] [--json OUT.json] [--workers N]
 
 The programs are the functions of ``bench/programs/syncs_sweep`` that take a device, and what the generators ``each_...`` of
 those files yield: (name, program). A program gives back what it computed. Both runs are processes of their own, forked with
@@ -34,7 +34,10 @@ import numpy as np
 import torch
 
 from headway.syncs.allowlist import AllowList
+from headway.syncs.cupti_probe import CuptiProbe
 from headway.syncs.errors import ProbeError
+from headway.syncs.findings import Log
+from headway.syncs.regions import PROCESS, judge
 from headway.syncs.session import watch
 
 FOLDER = Path(__file__).parent / "programs" / "syncs_sweep"
@@ -42,6 +45,8 @@ SECONDS = 240
 """That one run may take."""
 PLAIN, SIMULATED, CARD = "plain", "simulated", "card"
 """Ways to run a program: on the CPU, under the simulation, and on a card under the live guard and CUPTI."""
+ALONE: dict[str, tuple[str, ...]] = {PLAIN: (), SIMULATED: (), CARD: ("live", "cupti")}
+"""Detectors that watch each by itself, too, beside what all of them find together (``findings``)."""
 Program = Callable[[str], Any]
 Ended = dict[str, Any]
 """result: numbers by place, or error: type and text; under the simulation also findings and unproven."""
@@ -69,7 +74,10 @@ def programs(name: str, folder: Path = FOLDER) -> dict[str, Program]:
         if not inspect.isfunction(value) or value.__module__ != f"syncs_sweep_{name}" or key.startswith("_"):
             continue
         if key.startswith("each_"):
-            found |= {f"{key.removeprefix('each_')}:{part}": program for part, program in value()}
+            try:
+                found |= {f"{key.removeprefix('each_')}:{part}": program for part, program in value()}
+            except ImportError as missing:
+                print(f"{name}/{key}: left out, {missing}")
         elif list(inspect.signature(value).parameters) == ["device"]:
             found[key] = value
     return found
@@ -132,19 +140,39 @@ def attempt(program: Program, how: str, folder: Path) -> None:
 
     if how == CARD:
         work()  # loads kernels and makes handles, which waits, but once
+        ended["live"] = told(watch(work, ["sweep"], AllowList(), driver="off").log)
+        ended["cupti"] = heard_by_the_driver(work)
     if how != PLAIN:
         driver = "cupti" if how == CARD else "auto"
         run = watch(work, ["sweep"], AllowList(), simulate=how == SIMULATED, driver=driver)
         ended["unproven"] = run.unproven
-        ended["findings"] = [
-            {"file": Path(each.site.file).name, "line": each.site.line, "kind": str(each.kind), "call": each.call}
-            | {"count": each.count}
-            for each in run.log.findings
-        ]
+        ended["findings"] = told(run.log)
     else:
         work()
     np.savez(folder / "made.npz", **made)  # type: ignore[arg-type]
     (folder / "ended.json").write_text(json.dumps(ended))
+
+
+def told(log: Log) -> list[dict[str, Any]]:
+    """What ``log`` holds, by the names of files."""
+    return [
+        {"file": Path(each.site.file).name, "line": each.site.line, "kind": str(each.kind), "call": each.call}
+        | {"count": each.count}
+        for each in log.findings
+    ]
+
+
+def heard_by_the_driver(work: Callable[[], int]) -> list[dict[str, Any]]:
+    """What CUPTI alone hears of ``work``, of the lines that it can name: a wait on autograd's own thread has none."""
+    log, probe = Log(), CuptiProbe()
+    probe.attach(judge)
+    PROCESS.watch(log.add)
+    try:
+        work()
+    finally:
+        PROCESS.unwatch(log.add)
+        probe.detach()
+    return told(log)
 
 
 def run(program: Program, how: str) -> tuple[Ended, dict[str, np.ndarray]]:
@@ -194,20 +222,21 @@ def compare(name: str, program: Program, how: str = SIMULATED) -> dict[str, Any]
 
     Returns:
         verdict: same, no CPU, crash (only the simulation raised), differs (other values or another exception), or unproven.
+        A card draws other numbers, so its values are not compared.
     """
     plain, here = run(program, PLAIN)
     if plain.get("kind") in ("ImportError", "ModuleNotFoundError", "Timeout"):
         return {"name": name, "verdict": "no CPU", "why": plain["error"]}
     there: dict[str, np.ndarray]
     simulated, there = run(program, how)
-    line = {"name": name, "findings": simulated.get("findings", [])}
+    line = {"name": name} | {key: simulated.get(key, []) for key in ("findings", *ALONE[how])}
     if "error" in plain:
         same = simulated.get("kind") == plain["kind"]
         verdict = "same error" if same else "no CPU"
         return line | {"verdict": verdict, "why": plain["error"], "simulated": simulated.get("error", "")}
     if "error" in simulated:
         return line | {"verdict": "crash", "why": simulated["error"], "trace": simulated.get("trace", "")}
-    if wrong := differing(here, there):
+    if how != CARD and (wrong := differing(here, there)):
         return line | {"verdict": "differs", "why": "; ".join(wrong[:5])}
     if simulated["unproven"]:
         return line | {"verdict": "unproven", "why": "; ".join(simulated["unproven"])}

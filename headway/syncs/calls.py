@@ -67,6 +67,8 @@ _UPLOADS: Final = frozenset([
 def label_of(function: Any) -> str:
     """ "Tensor.item", "torch.nonzero", "ops.aten.nonzero" for what a torch function mode is given."""
     name = str(getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or function)
+    if "<locals>" in name:  # made by a function: torch.unique by boolean_dispatch
+        name = str(function.__name__)
     for prefix, better in _PREFIXES:
         if name.startswith(prefix):
             return better + name[len(prefix) :]

@@ -51,8 +51,12 @@ def is_installed(file: str) -> bool:
     return f"{os.sep}site-packages{os.sep}" in path or f"{os.sep}dist-packages{os.sep}" in path
 
 
-_PARTS: Final = re.compile(r"/torch/((?:distributions|optim|amp|nn/utils)/.*)\.py$")
+_PARTS: Final = re.compile(
+    r"/torch/((?:distributions|optim|amp|masked|nn/(?:utils|modules|parallel|attention))/.*|serialization)\.py$"
+)
 """Python parts of torch that wait on behalf of the line that calls them."""
+_CALLED: Final = frozenset({"Module._wrapped_call_impl", "Module._call_impl"})
+"""What every module's call goes through, which says nothing."""
 
 
 def within(frame: FrameType | None = None) -> str:
@@ -61,7 +65,7 @@ def within(frame: FrameType | None = None) -> str:
     found = ""
     while frame is not None and not is_users(frame.f_code.co_filename):
         part = _PARTS.search(frame.f_code.co_filename.replace(os.sep, "/"))
-        if part is not None:
+        if part is not None and frame.f_code.co_qualname not in _CALLED:
             found = f"{part[1].replace('/', '.')}.{frame.f_code.co_qualname}"
         frame = frame.f_back
     return found

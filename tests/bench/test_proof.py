@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench import proof, proof_pages
+from bench import proof, proof_pages, proof_syncs
 from bench.proof import Part, calls_verdict, corpus_verdict, page_verdict
 
 LINE: dict[str, Any] = {
@@ -166,7 +166,7 @@ def reports(folder: Path, *, gpu: bool) -> list[str]:
     (folder / "l.json").write_text(json.dumps(soaked))
     (folder / "k.json").write_text(json.dumps(SOAK))
     words = ["--simulation", "s.json", "--planted", "p.json", "--gpu", "g.json", "--simulation-soak", "l.json"]
-    words += ["--soak", "none.json", "k.json"]
+    words += ["--soak", "none.json", "k.json", "--programs", str(folder)]
     return [str(folder / word) if word.endswith(".json") else word for word in words] + ["--out", str(folder)]
 
 
@@ -196,3 +196,41 @@ def test_pages_with_a_gpu(tmp_path: Path) -> None:
     accuracy = (tmp_path / "syncs-accuracy.md").read_text()
     assert "Measured on an NVIDIA H200 (torch 2.11, cupti-python 13.0.1)" in " ".join(accuracy.split())
     assert "| snippet | label | cupti | simulation |" in accuracy
+
+
+SERIES = {
+    "what": "loops", "programs": 76, "lines": 83, "precision": 0.976, "recall": 1.0, "died": 2, "differed": 0, "torch": "2.13",
+    "afterwards": "one mark was wrong.",
+}  # fmt: skip
+SWEPT = {
+    "when": "today", "files": 2, "programs": 90, "no_cpu": 5, "same": 70, "same_error": 12, "expected": 1, "otherwise": 2,
+    "torch": "2.13", "note": "two were timm's.",
+}  # fmt: skip
+
+
+def test_whole_programs_have_their_sections(tmp_path: Path) -> None:
+    assert proof_syncs.sections(tmp_path) == []
+    score: dict[str, object] = {"lines": 9, "precision": 0.9, "recall": 1.0, "missed": [], "false_alarms": ["a.py:3 f"]}
+    ran = score | {"programs": 80, "torch": "2.13", "ended_otherwise": {}}
+    line = {"findings": [{"line": 1}, {"line": 1}], "cpu_processor": 2.0, "simulated_processor": 6.0, "same": True}
+    seconds = {"plain_seconds": 1.0, "guarded_seconds": 1.25, "cupti_seconds": 1.5, "guard_missed": []}
+    written: dict[str, object] = {
+        "lines_first": {"series": [SERIES], "cures": ["**Cures.**"]},
+        "lines": ran,
+        "sweep": {"runs": [SWEPT]},
+        "programs": {"nanogpt": line, "resnet": {"error": "x", "missing": True}},
+    }
+    for name, report in written.items():
+        (tmp_path / proof_syncs.NAMES[name]).write_text(json.dumps(report))
+    text = "\n".join(proof_syncs.sections(tmp_path))
+    assert "| loops | 76 | 83 | 0.976 | 1.0 | 2 | 0 | 2.13 |" in text and "*loops*: one mark was wrong." in text
+    assert "80 programs, 9 marked lines, precision 0.9" in " ".join(text.split()) and "No card has judged" in text
+    assert "| today | 2 | 90 | 5 | 70 | 12 | 1 | 2 | 2.13 |" in text and "two were timm's." in text
+    assert "| nanogpt | 2.00 | 6.00 | 3.0 | 1 | yes |" in text and "| resnet | not run: a package is missing |" in text
+    (tmp_path / "syncs-lines-card.json").write_text(json.dumps(ran | {"card": "H100", "alone": {"live": score}}))
+    (tmp_path / "syncs-programs-card.json").write_text(
+        json.dumps({"nanogpt": line | seconds | {"simulation_missed": [1]}})
+    )
+    text = "\n".join(proof_syncs.sections(tmp_path))
+    assert "| live | 0.9 | 1.0 | none | a.py:3 f |" in text and "No card has judged" not in text
+    assert "| nanogpt | 1.000 | 1.250 | 1.500 | 1 | 0 | 1, 0 |" in text

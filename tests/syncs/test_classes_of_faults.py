@@ -12,6 +12,7 @@ from torch import nn
 
 from headway import syncs
 from headway.syncs.sim import cells, tensor
+from headway.syncs.sim.lent import Lent
 from headway.syncs.simulate import SimTensor, SimulationProbe
 
 pytestmark = [
@@ -227,3 +228,57 @@ def test_attention_over_jagged_rows(dtype: torch.dtype, kernel: bool) -> None:
     else:
         with pytest.raises(RuntimeError, match="No viable backend"):
             attend(True)
+
+
+def test_gradients_that_a_collective_summed_are_the_devices() -> None:
+    dist: Any = torch.distributed
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        layer = nn.Linear(3, 2, device="cuda")
+        replica: Any = nn.parallel.DistributedDataParallel(layer)
+        loss = replica(torch.ones(2, 3, device="cuda")).sum()
+        assert kinds(loss.backward) == []
+        assert layer.weight.grad is not None and layer.weight.grad.is_cuda
+        assert kinds(lambda: layer.weight.data.copy_(torch.zeros(2, 3))) == ["upload"]
+    finally:
+        dist.destroy_process_group()
+
+
+def test_lent_values_are_known_while_they_live() -> None:
+    lent, values, host = Lent(), torch.ones(3), torch.ones(3)
+    assert values not in lent
+    lent.note([values])
+    assert values in lent and values[1:] in lent and host not in lent
+    place = values.untyped_storage().data_ptr()
+    del values
+    lent.note([host])
+    assert list(lent._storages) == [host.untyped_storage().data_ptr()] != [place]
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout_p": 0.3}, {"enable_gqa": True}])
+def test_attention_lies_as_a_kernel_leaves_it(options: dict[str, Any]) -> None:
+    def attended(device: str) -> tuple[torch.Tensor, ...]:
+        torch.manual_seed(0)
+        heads = 2 if options.get("enable_gqa") else 4
+        query, key, value = (torch.randn(2, 5, n, 8).transpose(1, 2).to(device) for n in (4, heads, heads))
+        query.requires_grad_()
+        made = nn.functional.scaled_dot_product_attention(query, key, value, **options)
+        drawn = nn.functional.dropout(made, 0.5)
+        drawn.sum().backward()
+        assert query.grad is not None
+        return drawn.detach().cpu(), query.grad.cpu(), torch.tensor(made.stride())
+
+    for there, here in zip(attended("cuda"), attended("cpu"), strict=True):
+        torch.testing.assert_close(there, here)
+
+
+def test_attention_with_a_mask_that_learns_takes_the_formula() -> None:
+    def attended(device: str) -> tuple[int, ...]:
+        query = torch.ones(1, 3, 2, 4).transpose(1, 2).to(device)
+        mask = torch.zeros(3, 3, device=device, requires_grad=True)
+        made = nn.functional.scaled_dot_product_attention(query, query, query, attn_mask=mask)
+        made.sum().backward()
+        assert mask.grad is not None and mask.grad.shape == (3, 3)
+        return made.stride()
+
+    assert attended("cuda") == attended("cpu")

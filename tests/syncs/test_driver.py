@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench import syncs_sweep
 from headway import syncs
 from headway.syncs.counting import CallCounter, direction
 from headway.syncs.cupti_api import parameters
 from headway.syncs.cupti_probe import CuptiProbe
 from headway.syncs.driver import blocking, plain
+from headway.syncs.regions import PROCESS
 from tests.syncs.fake import device_tensor, probe
 from tests.syncs.fake_cupti import CallbackData, CopyCall, FakeCupti, Site, install
 from tests.syncs.run_corpus import driver_boundary, driver_log
@@ -194,3 +196,13 @@ def test_no_label_is_written_by_a_labeller_that_is_deaf_to_autograd(
         with pytest.raises(syncs.ProbeError, match="deliberate wait in a backward pass"), driver_boundary("cpu"):
             pass
     assert cupti.callback is None
+
+
+def test_the_driver_alone_names_lines(cupti: FakeCupti) -> None:
+    def work() -> int:
+        cupti.call("cudaStreamSynchronize", "cuStreamSynchronize")
+        return 0
+
+    (found,) = syncs_sweep.heard_by_the_driver(work)
+    assert (found["file"], found["kind"], found["count"]) == ("fake_cupti.py", "stream", 1)
+    assert cupti.callback is None and not PROCESS.listeners

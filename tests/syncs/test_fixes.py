@@ -39,7 +39,7 @@ ONLY_WHEN_SLOW = {"poll between work"}
 def snippets() -> dict[str, tuple[str, str]]:
     """Name of a cure -> its snippets."""
     text = (ROOT / "docs" / "syncs.md").read_text(encoding="utf-8").partition("\n## Cures")[2]
-    pattern = r"### (.+)\n\n.+\n\n```python\n# before\n([\s\S]+?)```\n```python\n# after\n([\s\S]+?)```"
+    pattern = r"### (.+)\n\n(?:.+\n)+\n```python\n# before\n([\s\S]+?)```\n```python\n# after\n([\s\S]+?)```"
     return {name: (before, after) for name, before, after in re.findall(pattern, text)}
 
 
@@ -68,6 +68,9 @@ def test_before_waits_and_after_does_not(name: str, tmp_path: Path) -> None:
 def test_every_kind_has_a_cure(kind: syncs.Kind) -> None:
     assert fix_for(kind, "anything.at_all") in syncs.FIXES
     assert fix_for("size", "torch.repeat_interleave").name == "repeat_interleave output_size"
+    assert fix_for("size", "index_put", source="loss.backward()").name == "torch.where"
+    started = fix_for("read", "copy_", "nn.parallel.distributed.DistributedDataParallel.__init__")
+    assert started.name == "once at start-up"
 
 
 LINES = [
@@ -83,9 +86,50 @@ LINES = [
     ("torch.normal(x, y)", "noise that is scaled"),
     ("torch.repeat_interleave(lengths)", "repeat_interleave output_size"),
     ("x[3] = 1.0", "slice assignment"),
-    ("x[index] = y[:3].cpu()[0]", "slice assignment"),
+    ("x[index] = y[:3].cpu()[0]", "index_fill_"),
+    ("x[index] = 0.0", "index_fill_"),
+    ("x[[0, 1]] = 0.0", "slice assignment"),
+    ("x[mask] = y[mask]", "torch.where"),
+    ("z = table[index[1]]", "index on the device"),
+    ("table[index[1]] += 1", "index on the device"),
+    ("z = [1, 2, 3][int(x.argmax())]", "index on the device"),
+    ("while not (x > 0).all(): pass", "end a loop late"),
+    ("for _ in range(2):\n    if (x > 0).all():\n        break", "end a loop late"),
+    ("if (x < 0).any():\n    raise ValueError", "assert on the device"),
+    ("if (x < 0).any():\n    x.add_(1)", "torch.where"),
+    ("z = min([x.sum(), y.sum()])", "reduce on the device"),
+    ("z = sorted([x.sum(), y.sum()])", "reduce on the device"),
+    ("z = torch.min(x, y).sum().item()", "readback ring"),
+    ("z = x.log().sum().item()", "readback ring"),
+    ("z = 0\nz += x.sum().item()", "log every k steps"),
+    ("z = f'{x.sum():.2f}'", "log every k steps"),
+    ("for n in lengths.tolist():\n    x.add_(n)", "upper bound on the host"),
+    ("z = torch.tensor([0.5, 1.0], device='cuda')", "precomputed tables"),
+    ("z = torch.tensor([n for n in range(3)], device='cuda')", "pinned staging"),
+    ("torch.unique(lengths)", "fixed-size compaction"),
+    ("torch.linalg.svd(torch.eye(3, device='cuda'))", "wait inside an operation"),
+    ("torch.nn.Linear(3, 2).to('cuda')", "create on the device"),
+    ("torch.nn.BatchNorm1d(3, device='cuda')", "once at start-up"),
+    (
+        "z = torch.nn.Linear(3, 2).state_dict()\ntorch.nn.Linear(3, 2, device='cuda').load_state_dict(z)",
+        "once at start-up",
+    ),
+    ("torch.distributions.Normal(x, y, validate_args=False).sample()", "noise that is scaled"),
+    ("z = torch.amp.GradScaler('cuda')\nz.scale(x)\nz.get_scale()", "log every k steps"),
+    (
+        "torch.nn.utils.rnn.pack_padded_sequence(x.view(4, 2, 1), [2, 4], enforce_sorted=False)",
+        "rows sorted by the host",
+    ),
     ("n = int(lengths.max())", "upper bound on the host"),
     ("z = x.cpu()", "readback ring"),
+    ("z = int(torch.randint(0, 4, (), device='cuda'))", "draw on the host"),
+    ("z = torch.rand((), device='cuda').item()", "draw on the host"),
+    ("if torch.rand((), device='cuda') < 0.5:\n    x.add_(1)", "draw on the host"),
+    ("if torch.rand((), device='cuda').log() < x.sum():\n    x.add_(1)", "torch.where"),
+    ("longest = lengths.max().item()", "upper bound on the host"),
+    ("norm = x.norm().item()", "readback ring"),
+    ("z = torch.masked.softmax(x, 0, mask=mask)", "wait inside an operation"),
+    ("z = x.clone().requires_grad_()\nz.prod().backward()", "wait inside an operation"),
     ("torch.cuda.empty_cache()", "allocate once"),
 ]
 

@@ -56,8 +56,25 @@ def test_lines_are_counted_and_named(tmp_path: Path) -> None:
     assert made["missed"] == ["some.py:24 never_comes_to_it"]
     assert made["false_alarms"] == ["some.py:17 asks_for_nothing"]
     assert list(made["ended_otherwise"]) == ["some/never_comes_to_it"]
+    assert "alone" not in made
+    for line, live in zip(lines, ([], [], [read]), strict=True):
+        line |= {"live": live, "cupti": line["findings"]}
+    alone = syncs_lines.report(lines, wanted, tmp_path)["alone"]
+    assert (alone["live"]["precision"], alone["live"]["recall"], alone["live"]["false_alarms"]) == (1.0, 0.5, [])
+    assert alone["cupti"]["false_alarms"] == made["false_alarms"]
     part = syncs_lines.report(lines[:1], list(wanted)[:1], tmp_path)  # of what was left out no mark counts
     assert (part["lines"], part["missed"], part["false_alarms"]) == (1, [], [])
+
+
+def test_a_machine_without_a_card_is_told_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["syncs_lines", "--card"])
+    with pytest.raises(SystemExit):
+        syncs_lines.main()
+    assert "--card needs a CUDA device, and cupti-python" in capsys.readouterr().err
+    assert list(syncs_lines.chosen(["bandit"], files=["loops"])) == []
+    assert list(syncs_lines.chosen(["bandit"], files=["choosing"])) == ["choosing/bandit_that_grows_curious"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -75,7 +92,7 @@ def test_lines_that_wait_are_named_and_no_others() -> None:
     found = [{"file": Path(each.site.file).name, "line": each.site.line} for each in run.log.findings]
     lines = [{"name": name, "verdict": "same", "findings": found} for name in wanted]
     made = syncs_lines.report(lines, wanted)
-    assert len(wanted) > 200 and made["lines"] > 140
+    assert len(wanted) > 280 and made["lines"] > 225
     assert (made["missed"], made["false_alarms"]) == ([], [])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,3 +56,33 @@ def test_the_sweep_tells_what_differs() -> None:
     }
     assert syncs_sweep.differing({"a": np.ones(2)}, {"a": np.ones(2) + 1e-6}) == []
     assert syncs_sweep.unexpected([{"name": "training/swa", "verdict": "differs", "why": "x"}]) != []
+
+
+GENERATORS = """
+def each_known(): yield "a", lambda device: 1
+def each_missing():
+    import package_that_is_nowhere
+    yield "b", None
+"""
+
+
+def test_a_missing_package_leaves_out_its_own_programs_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "generated.py").write_text(GENERATORS)
+    assert list(syncs_sweep.programs("generated", tmp_path)) == ["known:a"]
+    assert "generated/each_missing: left out, No module named 'package_that_is_nowhere'" in capsys.readouterr().out
+
+
+def test_a_card_draws_other_numbers_and_is_watched_by_each_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [{"file": "a.py", "line": 1}]
+    ended = {"findings": found, "live": [], "cupti": found, "unproven": []}
+
+    def run(program: Any, how: str) -> Any:
+        return ({}, {"": np.ones(2)}) if how == syncs_sweep.PLAIN else (ended, {"": np.zeros(2)})
+
+    monkeypatch.setattr(syncs_sweep, "run", run)
+    line = syncs_sweep.compare("drawn", lambda device: None, syncs_sweep.CARD)
+    assert (line["verdict"], line["findings"], line["live"], line["cupti"]) == ("same", found, [], found)
+    line = syncs_sweep.compare("drawn", lambda device: None)
+    assert line["verdict"] == "differs" and "cupti" not in line

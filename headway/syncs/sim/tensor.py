@@ -17,6 +17,7 @@ from headway.syncs.findings import Kind
 from headway.syncs.sim import backend
 from headway.syncs.sim.cells import CELLS, WIDER, widened
 from headway.syncs.sim.flags import flag
+from headway.syncs.sim.lent import LENT
 from headway.syncs.sim.pins import PINS
 from headway.syncs.sim.rules import COPIES, INDEXING, copy_wait, wait_of
 
@@ -242,6 +243,8 @@ def execute(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if name in INDEXING and not (len(args) > 2 and any(value is args[2] for value in hosts)):
         values = (values[0], [_mask(part) for part in values[1]], *values[2:])
     there = made_there or device is None
+    if func.namespace == "c10d":
+        LENT.note([each.held for each in ours])
     if _programs_own(func):
         return _as_the_program_says(func, args, kwargs)
     if made_there:
@@ -411,7 +414,7 @@ def _held(tensor: torch.Tensor) -> torch.Tensor:
 def _flag_copy(source: torch.Tensor, target: torch.Tensor, non_blocking: bool) -> None:
     host = source if isinstance(target, SimTensor) else target
     kind = copy_wait(source, target, host in PINS, non_blocking)
-    if kind is not None:
+    if kind is not None and host not in LENT:
         flag(kind, "copy_")
 
 
