@@ -26,7 +26,6 @@ from tests.models.walk.verdict import Outcome, Verdict, judged
 
 TOLERANCE = 1e-3
 LENGTH, MORE = 33, 6
-CHUNKS = (7, 1, 12, 2, 11)
 STATES = (
     "conv",
     "state_size",
@@ -112,7 +111,7 @@ def engine(folder: str, **changes: Any) -> EngineCore:
     """Steps of an odd size, two in flight."""
     sizes: dict[str, Any] = {
         "dtype": "float32", "max_model_len": LONGEST, "max_num_seqs": 3, "max_num_batched_tokens": 13, "block_size": 8,
-        "kv_cache_memory_bytes": 2**24, "device": "cpu", "run_ahead": 2, "skip_tokenizer_init": True,
+        "kv_cache_memory_bytes": 2**26, "device": "cpu", "run_ahead": 2, "skip_tokenizer_init": True,
     }  # fmt: skip
     return build_engine(EngineArgs(model=folder, **sizes | changes), progress=False)
 
@@ -123,7 +122,7 @@ def compare(model: Any, folder: str, tokens: list[int], wanted: torch.Tensor) ->
         ours = core._runner.executor.body.model
         assert isinstance(ours, DecoderModel)
         scale = max(1.0, float(wanted.std()))
-        found = Machine(ours).in_chunks(tokens, CHUNKS)
+        found = Machine(ours).in_chunks(tokens, cut(tokens))
         apart = float((found - wanted).abs().max()) if found.isfinite().all() else float("inf")
         if apart > TOLERANCE * scale:
             detail = f"logits of deviation {scale:.3g} are {apart:.3g} apart"
@@ -138,6 +137,14 @@ def compare(model: Any, folder: str, tokens: list[int], wanted: torch.Tensor) ->
         return (Outcome.DIFFERENT, detail) if detail else (Outcome.EQUAL, "")
     finally:
         core.shutdown()
+
+
+def cut(tokens: list[int]) -> list[int]:
+    """Sizes of the steps that a sequence is cut into, drawn from it."""
+    rng, found = random.Random(str(tokens)), list[int]()
+    while sum(found) < len(tokens):
+        found.append(min(rng.choice([1, 1, 2, 3, 5, 7, 8, 11, 12, 16, 31]), len(tokens) - sum(found)))
+    return found
 
 
 def excused(

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.models.walk import decoders, formed, ggufs, known, others, poolers
+from tests.models.walk import decoders, formed, ggufs, halves, known, others, poolers
 from tests.models.walk.verdict import Outcome, Verdict
 from tests.weights.test_gguf_kinds import CASES
 
@@ -21,6 +21,7 @@ GROUPS: Final = (
     "sighted",
     "forms",
     "gguf",
+    "halves",
 )
 Draw = Callable[[str, random.Random], dict[str, Any]]
 Judge = Callable[[str, int, dict[str, Any]], Verdict]
@@ -28,6 +29,7 @@ _WALKS: Final[dict[str, tuple[Draw, Judge]]] = {
     "poolers": (poolers.drawn, poolers.judge),
     "gguf": (ggufs.drawn, ggufs.judge),
     "forms": (formed.drawn, formed.judge),
+    "halves": (halves.drawn, halves.judge),
     "encoder-decoders": (others.draw_reader, others.judge_reader),
     "sighted": (others.draw_sighted, others.judge_sighted),
 }
@@ -36,7 +38,7 @@ _WALKS: Final[dict[str, tuple[Draw, Judge]]] = {
 def members(group: str) -> list[str]:
     if group == "gguf":
         return [*CASES]
-    if group == "forms":
+    if group in ("forms", "halves"):
         return [
             name for each in ("decoders", "mixtures", "latents", "hybrids") for name in decoders.architectures(each)
         ]
