@@ -73,11 +73,13 @@ _SMALL_MAMBA = {
 }  # fmt: skip
 _FACTORS = [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.8, 2.2]
 _NEMOTRON = {
-    "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "expand": 2, "hidden_dropout": 0.0, "layer_norm_epsilon": 1e-5,
+    "attention_bias": False, "chunk_size": 128, "conv_kernel": 4, "expand": 2, "hidden_dropout": 0.0,
+    "layer_norm_epsilon": 1e-5,
     "mamba_head_dim": 16, "mamba_hidden_act": "silu", "mamba_num_heads": 8, "mamba_proj_bias": False, "mlp_bias": False,
     "mlp_hidden_act": "relu2", "n_groups": 2, "num_logits_to_keep": 1, "pad_token_id": 0, "rescale_prenorm_residual": True,
     "residual_in_fp32": False, "ssm_state_size": 16, "tie_word_embeddings": False, "time_step_floor": 1e-4,
-    "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 4, "use_bias": False,
+    "time_step_limit": [0.0, float("inf")], "time_step_max": 0.1, "time_step_min": 0.001, "time_step_rank": 4,
+    "use_bias": False,
     "use_conv_bias": True, "use_mamba_kernels": True, "sliding_window": None, "max_position_embeddings": 8192,
 }  # fmt: skip
 PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
@@ -85,7 +87,8 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
     "Llama-3.1-8B": ("LlamaForCausalLM", _LLAMA | {"rope_theta": 500000.0, "max_position_embeddings": 131072,
                                                    "rope_scaling": _LLAMA3 | {"factor": 8.0}}),
     "Llama-3.2-1B": ("LlamaForCausalLM", _LLAMA | {"rope_theta": 500000.0, "head_dim": 16, "tie_word_embeddings": True,
-                                                   "max_position_embeddings": 131072, "rope_scaling": _LLAMA3 | {"factor": 32.0}}),
+                                                   "max_position_embeddings": 131072,
+                                                   "rope_scaling": _LLAMA3 | {"factor": 32.0}}),
     "deepseek-coder-6.7b": ("LlamaForCausalLM", _LLAMA | {"rope_theta": 100000, "max_position_embeddings": 16384,
                                                           "rope_scaling": {"factor": 4.0, "type": "linear"}}),
     "SmolLM2-360M": ("LlamaForCausalLM", _LLAMA | {"is_llama_config": True, "rope_interleaved": False, "rope_theta": 100000,
@@ -98,7 +101,8 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
                                                                 "original_max_position_embeddings": 4096}}),
     "Mistral-7B-v0.1": ("MistralForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 4096,
                                                "max_position_embeddings": 32768, "tie_word_embeddings": False}),
-    "Mistral-Nemo": ("MistralForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None, "head_dim": 12,
+    "Mistral-Nemo": ("MistralForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None,
+        "head_dim": 12,
                                             "max_position_embeddings": 131072, "tie_word_embeddings": False}),
     "Mixtral-8x7B": ("MixtralForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None,
                                             "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02,
@@ -124,7 +128,8 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
                                       "max_position_embeddings": 8192}),
     "gemma-2-2b": ("Gemma2ForCausalLM", _GEMMA | {
         "hidden_act": "gelu_pytorch_tanh", "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0, "head_dim": 32,
-        "query_pre_attn_scalar": 32, "sliding_window": 4096, "cache_implementation": "hybrid", "max_position_embeddings": 8192}),
+        "query_pre_attn_scalar": 32, "sliding_window": 4096, "cache_implementation": "hybrid",
+        "max_position_embeddings": 8192}),
     "gemma-3-1b": ("Gemma3ForCausalLM", _GEMMA | {
         "attn_logit_softcapping": None, "final_logit_softcapping": None, "head_dim": 32, "num_key_value_heads": 1,
         "query_pre_attn_scalar": 32, "rope_local_base_freq": 10000, "rope_theta": 1000000, "rope_scaling": None,
@@ -135,7 +140,8 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
                                  "rope_theta": 10000.0, "tie_word_embeddings": False, "max_position_embeddings": 2048}),
     "Phi-3-mini-4k": ("Phi3ForCausalLM", {"attention_bias": False, "embd_pdrop": 0.0, "num_key_value_heads": 4,
                                           "original_max_position_embeddings": 4096, "pad_token_id": 0, "resid_pdrop": 0.0,
-                                          "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0, "sliding_window": 2047,
+                                          "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000.0,
+                                          "sliding_window": 2047,
                                           "max_position_embeddings": 4096}),
     "Phi-3-mini-128k": ("Phi3ForCausalLM", {
         "attention_bias": False, "num_key_value_heads": 4, "original_max_position_embeddings": 4096, "pad_token_id": 0,
@@ -146,7 +152,8 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
         "partial_rotary_factor": 0.75, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "sliding_window": 262144,
         "rope_scaling": {"long_factor": _FACTORS[:6], "short_factor": [1.0] * 6, "type": "longrope"},
         "tie_word_embeddings": True, "max_position_embeddings": 131072}),
-    "OLMo-2-7B": ("Olmo2ForCausalLM", {"attention_bias": False, "num_key_value_heads": 4, "pad_token_id": 0, "rms_norm_eps": 1e-6,
+    "OLMo-2-7B": ("Olmo2ForCausalLM", {"attention_bias": False, "num_key_value_heads": 4, "pad_token_id": 0,
+        "rms_norm_eps": 1e-6,
                                        "rope_scaling": None, "rope_theta": 500000, "max_position_embeddings": 4096}),
     "Olmo-3-7B": ("Olmo3ForCausalLM", {
         "attention_bias": False, "num_key_value_heads": 4, "pad_token_id": 0, "rms_norm_eps": 1e-6, "rope_theta": 500000,
@@ -249,17 +256,21 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
         "attn_layer_offset": 2, "attn_layer_period": 4, "expert_layer_offset": 1, "expert_layer_period": 2, "num_experts": 4,
         "mamba_conv_bias": True, "mamba_d_conv": 4, "mamba_d_state": 16, "mamba_dt_rank": 4, "mamba_expand": 2,
         "mamba_inner_layernorms": True, "mamba_proj_bias": False, "num_experts_per_tok": 2, "num_logits_to_keep": 1,
-        "pad_token_id": 0, "rms_norm_eps": 1e-6, "sliding_window": None, "tie_word_embeddings": False, "use_mamba_kernels": True,
+        "pad_token_id": 0, "rms_norm_eps": 1e-6, "sliding_window": None, "tie_word_embeddings": False,
+        "use_mamba_kernels": True,
         "output_router_logits": False, "router_aux_loss_coef": 0.001, "max_position_embeddings": 262144}),
     "mamba-130m": ("MambaForCausalLM", _SMALL_MAMBA | {
-        "intermediate_size": 128, "state_size": 16, "time_step_init_scheme": "random", "time_step_rank": 4, "time_step_scale": 1.0,
+        "intermediate_size": 128, "state_size": 16, "time_step_init_scheme": "random", "time_step_rank": 4,
+        "time_step_scale": 1.0,
         "d_model": 64, "d_inner": 128, "fused_add_norm": True, "n_layer": 3, "rms_norm": True, "ssm_cfg": {}}),
     "falcon-mamba-7b": ("FalconMambaForCausalLM", _SMALL_MAMBA | {
-        "intermediate_size": 128, "mixer_rms_eps": 1e-6, "state_size": 16, "time_step_init_scheme": "random", "time_step_rank": 4,
+        "intermediate_size": 128, "mixer_rms_eps": 1e-6, "state_size": 16, "time_step_init_scheme": "random",
+        "time_step_rank": 4,
         "time_step_scale": 1.0, "tie_word_embeddings": False, "use_mambapy": False, "use_associative_scan": True}),
     "Mamba-Codestral-7B": ("Mamba2ForCausalLM", _SMALL_MAMBA | {
         "chunk_size": 256, "head_dim": 16, "intermediate_size": 128, "n_groups": 2, "norm_before_gate": True, "num_heads": 8,
-        "rms_norm": True, "state_size": 16, "tie_word_embeddings": False, "time_step_init_scheme": "random", "time_step_rank": 4,
+        "rms_norm": True, "state_size": 16, "tie_word_embeddings": False, "time_step_init_scheme": "random",
+        "time_step_rank": 4,
         "time_step_limit": [0.0, float("inf")], "time_step_scale": 1.0}),
     "Kimi-Linear-48B-A3B": ("KimiLinearForCausalLM", {
         "first_k_dense_replace": 1, "head_dim": 8, "kv_lora_rank": 32, "q_lora_rank": None, "qk_nope_head_dim": 16,
@@ -285,7 +296,8 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
         "use_mtp": True, "use_qk_norm": True, "use_routing_bias": True, "max_position_embeddings": 196608}),
     "SmolLM3-3B": ("SmolLM3ForCausalLM", {
         "attention_bias": False, "layer_types": ["full_attention"] * 4, "max_window_layers": 28, "mlp_bias": False,
-        "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 0, "pretraining_tp": 2, "rms_norm_eps": 1e-6,
+        "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0], "pad_token_id": 0, "pretraining_tp": 2,
+        "rms_norm_eps": 1e-6,
         "rope_scaling": None, "rope_theta": 5000000.0, "sliding_window": None, "use_sliding_window": False,
         "max_position_embeddings": 65536}),
     "Seed-OSS-36B": ("SeedOssForCausalLM", {
@@ -293,7 +305,8 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
         "pad_token_id": 0, "pretraining_tp": 1, "rms_norm_eps": 1e-6, "rope_scaling": {"rope_type": "default"},
         "rope_theta": 10000000.0, "tie_word_embeddings": False, "max_position_embeddings": 524288}),
     "ERNIE-4.5-0.3B": ("Ernie4_5ForCausalLM", {"head_dim": 24, "pad_token_id": 0, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-                                               "use_bias": False, "tie_word_embeddings": True, "max_position_embeddings": 131072}),
+                                               "use_bias": False, "tie_word_embeddings": True,
+                                               "max_position_embeddings": 131072}),
     "ERNIE-4.5-21B-A3B": ("Ernie4_5_MoeForCausalLM", {
         "head_dim": 16, "moe_intermediate_size": 24, "moe_k": 2, "moe_layer_end_index": 3, "moe_layer_interval": 1,
         "moe_layer_start_index": 1, "moe_norm_min": 1e-12, "moe_num_experts": 8, "moe_num_shared_experts": 2, "pad_token_id": 0,
@@ -314,13 +327,15 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
         "sliding_window_pattern": 4, "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
         "use_parallel_embedding": True, "max_position_embeddings": 8192}),
     "dots.llm1": ("Dots1ForCausalLM", {
-        "attention_bias": False, "first_k_dense_replace": 1, "head_dim": 16, "max_window_layers": 62, "moe_intermediate_size": 24,
+        "attention_bias": False, "first_k_dense_replace": 1, "head_dim": 16, "max_window_layers": 62,
+        "moe_intermediate_size": 24,
         "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 8, "n_shared_experts": 2, "norm_topk_prob": True,
         "num_experts_per_tok": 2, "num_key_value_heads": 4, "rms_norm_eps": 1e-5, "rope_scaling": None, "rope_theta": 10000000,
         "routed_scaling_factor": 2.5, "scoring_func": "noaux_tc", "sliding_window": None, "tie_word_embeddings": False,
         "topk_group": 1, "topk_method": "noaux_tc", "use_sliding_window": False, "max_position_embeddings": 32768}),
     "Llama-4-Scout, text": ("Llama4ForCausalLM", {
-        "attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True, "floor_scale": 8192,
+        "attention_bias": False, "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True,
+        "floor_scale": 8192,
         "for_llm_compressor": False, "head_dim": 16, "interleave_moe_layer_step": 1, "intermediate_size_mlp": 128,
         "no_rope_layers": [1, 1, 1, 0], "num_experts_per_tok": 1, "num_local_experts": 4, "pad_token_id": 0,
         "rms_norm_eps": 1e-5, "rope_scaling": _LLAMA3 | {"factor": 16.0, "high_freq_factor": 1.0 + 3.0}, "rope_theta": 500000.0,
@@ -334,11 +349,13 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
         "rope_scaling": None, "rope_theta": 10000, "tie_word_embeddings": False, "use_parallel_residual": False,
         "use_qkv_bias": True, "max_position_embeddings": 4096}),
     "pythia-160m": ("GPTNeoXForCausalLM", {
-        "hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_emb_base": 10000, "rotary_pct": 0.25, "tie_word_embeddings": False,
+        "hidden_act": "gelu", "layer_norm_eps": 1e-5, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
         "use_parallel_residual": True, "max_position_embeddings": 2048}),
     "MiniCPM3-4B": ("MiniCPM3ForCausalLM", {
         "attention_bias": False, "dim_model_base": 16, "kv_lora_rank": 32, "num_key_value_heads": 4, "q_lora_rank": 24,
-        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "rms_norm_eps": 1e-5, "scale_depth": 1.4, "scale_emb": 12, "rope_theta": 1e4,
+        "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "rms_norm_eps": 1e-5, "scale_depth": 1.4, "scale_emb": 12,
+        "rope_theta": 1e4,
         "rope_scaling": {"type": "longrope", "long_factor": _FACTORS[:4], "short_factor": _FACTORS[:4],
                          "original_max_position_embeddings": 32768}, "v_head_dim": 12, "max_position_embeddings": 32768}),
 }  # fmt: skip

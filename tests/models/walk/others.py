@@ -150,7 +150,7 @@ def compare(
     """Log-probabilities of the whole vocabulary for every token, in steps of an odd size, two in flight."""
     vocab = wanted.shape[-1]
     sees_all = "PaliGemma" in type(model).__name__  # a prompt's tokens see each other: they come in one step
-    sizes = {"max_num_batched_tokens": 64 if sees_all else 25, "max_model_len": LONGEST, "kv_cache_memory_bytes": 2**24}
+    sizes = {"max_num_batched_tokens": 64 if sees_all else 25, "max_model_len": LONGEST, "kv_cache_memory_bytes": 2**27}
     args = arguments(folder, max_logprobs=vocab, run_ahead=2, **sizes)
     core = build_engine(args, progress=False)
     try:
