@@ -104,6 +104,11 @@ PUBLIC: dict[str, tuple[str, dict[str, Any]]] = {
     "Mistral-Nemo": ("MistralForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None,
         "head_dim": 12,
                                             "max_position_embeddings": 131072, "tie_word_embeddings": False}),
+    "Ministral-3-8B, text": ("Ministral3ForCausalLM", {
+        "head_dim": 24, "max_position_embeddings": 262144, "rms_norm_eps": 1e-5, "sliding_window": None,
+        "rope_parameters": {"beta_fast": 32.0, "beta_slow": 1.0, "factor": 16.0, "llama_4_scaling_beta": 0.1, "mscale": 1.0,
+                            "mscale_all_dim": 1.0, "original_max_position_embeddings": 16384, "rope_theta": 1000000.0,
+                            "rope_type": "yarn", "type": "yarn"}, "tie_word_embeddings": False}),
     "Mixtral-8x7B": ("MixtralForCausalLM", {"rms_norm_eps": 1e-5, "rope_theta": 1000000.0, "sliding_window": None,
                                             "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02,
                                             "output_router_logits": False, "max_position_embeddings": 32768}),

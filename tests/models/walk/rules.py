@@ -12,6 +12,7 @@ KEEP: Final = object()
 """The family's default stays."""
 ACTIVATIONS: Final = (
     "silu", "silu", "gelu", "gelu_new", "gelu_pytorch_tanh", "gelu_fast", "quick_gelu", "relu", "relu2", "mish",
+    "gelu_accurate", "gelu_python",
 )  # fmt: skip
 IDLE: Final = re.compile(
     r"add_cross_attention|dropout|pdrop|layerdrop|initializer|init_|_init|jitter|aux_loss|use_cache|output_router|return_dict|num_logits_to_keep"
