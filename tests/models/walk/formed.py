@@ -84,8 +84,9 @@ def _same_configuration(config: Any, folder: Path) -> None:
     if mine != theirs:
         raise oracle.CannotRunError(f"spelled otherwise, {mine} is {theirs}")
     told, again = config.to_dict(), other.to_dict()
+    config_class: Any = type(config)
     apart = [
-        name for name in own_fields(type(config)) if name != "rope_parameters" and told.get(name) != again.get(name)
+        name for name in own_fields(config_class) if name != "rope_parameters" and told.get(name) != again.get(name)
     ]
     if apart:
         raise oracle.CannotRunError(f"spelled otherwise, {', '.join(apart)} mean something else")

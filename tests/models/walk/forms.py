@@ -92,7 +92,8 @@ def reshaped(folder: Path, into: Path, model: Any, rng: random.Random) -> str:
     if rng.random() < 0.5:
         told.append(respell(into / "config.json"))
     if rng.random() < 0.5:
-        told.append(spare(into / "config.json", own_fields(type(model.config)), rng))
+        config_class: Any = type(model.config)
+        told.append(spare(into / "config.json", own_fields(config_class), rng))
     return ", ".join(each for each in told if each)
 
 

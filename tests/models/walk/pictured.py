@@ -36,7 +36,7 @@ def drawn(name: str, rng: random.Random) -> dict[str, Any]:
     import transformers
 
     family, config = CONFIGS[name]
-    vision_class = type(getattr(transformers, f"{family}Config")(**config).vision_config)
+    vision_class: Any = type(getattr(transformers, f"{family}Config")(**config).vision_config)
     heads, size, layers = rng.choice([1, 2, 3, 4]), rng.choice([4, 8, 12, 16, 20, 32]), rng.choice([1, 2, 3, 4])
     sizes = {
         "hidden_size": heads * size, "embed_dim": heads * size, "num_attention_heads": heads, "num_heads": heads,

@@ -204,7 +204,6 @@ RULES: Final[tuple[tuple[str, Rule], ...]] = (
     (r"topk_method", lambda s, _: "group_limited_greedy" if s.grouped else "greedy"),
     (r"first_k_dense_replace|num_dense_layers|moe_layer_start_index", lambda s, _: s.rng.randrange(s.layers + 1)),
     (r"moe_layer_end_index", _default_or(-1, 0, 1, 2, 5)),
-    (r"moe_layer_freq", _default_or(1, 2)),
     (r"dim_model_base", lambda s, _: s.pick(s.hidden, 8, 16, 256)),
     (r"moe_layer_interval|decoder_sparse_step|interleave_moe_layer_step", _default_or(1, 2, 3, 7)),
     (r"(attn|expert)_layer_period", lambda s, _: s.pick(1, 2, 3, 8)),
