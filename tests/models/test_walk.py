@@ -247,6 +247,20 @@ def test_a_small_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert verdict.outcome is Outcome.DIFFERENT and "prompt 1" in verdict.detail
 
 
+def test_a_difference_in_16_bits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all tokens, in float16."""
+    fields = SIZES | {"head_dim": 8}
+    assert judge("halves", "LlamaForCausalLM", 1, fields).outcome is Outcome.EQUAL
+    in_chunks = Machine.in_chunks
+
+    def off(self: Machine, *arguments: Any) -> torch.Tensor:
+        found = in_chunks(self, *arguments)
+        return found + 0.1 * found.std() * torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
+
+    monkeypatch.setattr(Machine, "in_chunks", off)
+    assert judge("halves", "LlamaForCausalLM", 1, fields).outcome is Outcome.DIFFERENT
+
+
 def test_every_rule_is_of_use() -> None:
     """Each is the first that matches some family's field: none is dead."""
     used = set()
