@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from headway.models.blocks import BlockNames, BlockSpec
-from headway.models.config import llama_like, map_blocks
+from headway.models.config import llama_like, map_blocks, whole_heads
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
 from headway.models.interface import WeightMap
@@ -71,7 +71,7 @@ class BloomForCausalLM(DecoderModel):
         if fields.flag("apply_residual_connection_post_layernorm"):
             raise fields.refuse("apply_residual_connection_post_layernorm", "is not implemented")
         config = llama_like(
-            fields,
+            whole_heads(fields),
             qkv_bias=True,
             out_bias=True,
             names=HEAD_BY_HEAD,
@@ -115,14 +115,14 @@ class MptForCausalLM(DecoderModel):
         if not fields.flag("no_bias"):
             raise fields.refuse("no_bias", "is not implemented")
         heads, hidden = fields.count("n_heads"), fields.count("d_model")
-        inner = int(hidden * fields.number("expansion_ratio", least=0))
+        inner = int(hidden * fields.number("expansion_ratio", least=1 / hidden))
         fields = fields.replaced(
             hidden_size=hidden, num_attention_heads=heads, num_key_value_heads=None, intermediate_size=inner,
             num_hidden_layers=fields.count("n_layers"),
             max_position_embeddings=fields.count("max_seq_len"),
         )  # fmt: skip
         names = BlockNames(before_mixer="norm_1", mixer="attn", before_ffn="norm_2", ffn="ffn")
-        config = llama_like(fields, names=names, rope=without_rope(fields), eps="layer_norm_epsilon")
+        config = llama_like(whole_heads(fields), names=names, rope=without_rope(fields), eps="layer_norm_epsilon")
         mlp = MLPSpec(size=inner, activation="gelu", gated=False, names=(("up_proj",), "down_proj"))
         slopes = _mpt_slopes(heads, attention.number("alibi_bias_max", least=0))
         scale = None if attention.get("softmax_scale") is None else attention.number("softmax_scale", least=0)
@@ -169,7 +169,9 @@ class FalconForCausalLM(DecoderModel):
         two = (grouped and (fields.get("num_ln_in_parallel_attn") or 2) == 2) or not (grouped or parallel)
         names = replace(HEAD_BY_HEAD, before_mixer="ln_attn", before_ffn="ln_mlp") if grouped and two else HEAD_BY_HEAD
         rope = without_rope(fields) if alibi else None
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, names=names, rope=rope, eps="layer_norm_epsilon")
+        config = llama_like(
+            whole_heads(fields), qkv_bias=bias, out_bias=bias, names=names, rope=rope, eps="layer_norm_epsilon"
+        )
         activation = fields.choice("activation", ACTIVATIONS)
         mlp = MLPSpec(size=inner, activation=activation, gated=False, bias=bias, names=FOUR_TIMES)
         if alibi:

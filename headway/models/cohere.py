@@ -53,6 +53,9 @@ class Cohere2ForCausalLM(DecoderModel):
             max_position_embeddings=8192, layer_norm_eps=1e-5, logit_scale=0.0625, tie_word_embeddings=True, rope_theta=1e4,
             sliding_window=4096, sliding_window_pattern=4,
         )  # fmt: skip
+        rotation = fields.get("position_embedding_type")  # releases have the interleaved one's name
+        if rotation not in (None, "rope", "rope_gptj"):
+            raise fields.refuse("position_embedding_type", "is not implemented; 'rope_gptj' is")
         kinds = layer_kinds(fields, fields.count("sliding_window_pattern"))
         config = _cohere(fields, layer_windows(fields, otherwise=kinds))
 

@@ -63,6 +63,18 @@ def read_sizes(fields: Fields) -> Sizes:
     )
 
 
+def whole_heads(fields: Fields) -> Fields:
+    """The fields of a family whose heads share out the hidden states, whatever head_dim says.
+
+    Raises:
+        UnsupportedModelError: head_dim says something else.
+    """
+    size = fields.count("hidden_size") / fields.count("num_attention_heads")
+    if fields.get("head_dim") not in (None, size):
+        raise fields.refuse("head_dim", f"is not implemented unless it is a head's part of hidden_size, {size:g}")
+    return fields
+
+
 def llama_like(
     fields: Fields,
     *,
@@ -191,6 +203,11 @@ def read_ropes(
     for kind, default in ((FULL, full_theta), (SLIDING, sliding_theta)):
         if nested:
             scaling_of_kind, theta_of_kind = by_kind.get(kind), None
+            if (scaling_of_kind or {}).get("truncate") is False:
+                raise UnsupportedModelError(
+                    f"config.json: rope_parameters.{kind}.truncate = False: implementations disagree whether it counts for one "
+                    "kind of layers; true is implemented"
+                )
         elif kind == FULL:
             scaling_of_kind, theta_of_kind = scaling or by_kind, theta
         else:

@@ -8,7 +8,7 @@ import torch
 
 from headway.models.blocks import BlockNames, BlockSpec
 from headway.models.bloom import without_rope
-from headway.models.config import llama_like, map_blocks
+from headway.models.config import llama_like, map_blocks, whole_heads
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
 from headway.models.interface import WeightMap
@@ -55,7 +55,12 @@ def _read(fields: Fields, names: BlockNames, kv_heads: int | None, mlp: tuple[tu
         raise fields.refuse("add_cross_attention", "is not implemented")
     fields = fields.replaced(num_key_value_heads=kv_heads)
     config = llama_like(
-        fields, qkv_bias=True, out_bias=True, names=names, rope=without_rope(fields), eps="layer_norm_epsilon"
+        whole_heads(fields),
+        qkv_bias=True,
+        out_bias=True,
+        names=names,
+        rope=without_rope(fields),
+        eps="layer_norm_epsilon",
     )
 
     def change(_layer: int, block: BlockSpec) -> BlockSpec:

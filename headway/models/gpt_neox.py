@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headway.models.blocks import BlockNames, BlockSpec
-from headway.models.config import llama_like, map_blocks
+from headway.models.config import llama_like, map_blocks, whole_heads
 from headway.models.decoder import DecoderConfig, DecoderModel, DecoderNames
 from headway.models.fields import Fields
 from headway.models.gpt2 import read_activation
@@ -47,7 +47,9 @@ class GPTNeoXForCausalLM(DecoderModel):
             )
         bias, parallel = fields.flag("attention_bias"), fields.flag("use_parallel_residual")
         names = BlockNames(mixer="attention")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, names=names, partial=True, eps="layer_norm_eps")
+        config = llama_like(
+            whole_heads(fields), qkv_bias=bias, out_bias=bias, names=names, partial=True, eps="layer_norm_eps"
+        )
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("query_key_value",), "dense"), by_head=True)
@@ -84,7 +86,7 @@ class GPTJForCausalLM(DecoderModel):
         if rotated % 2 or rotated > hidden // fields.count("n_head"):
             raise fields.refuse("rotary_dim", "is no even part of a head")
         names = BlockNames(before_mixer="ln_1", mixer="attn")
-        config = llama_like(fields, names=names, rope=rope, eps="layer_norm_epsilon")
+        config = llama_like(whole_heads(fields), names=names, rope=rope, eps="layer_norm_epsilon")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("q_proj", "k_proj", "v_proj"), "out_proj"))
@@ -121,7 +123,9 @@ class StableLmForCausalLM(DecoderModel):
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(layer_norm_eps=1e-5, max_position_embeddings=4096, partial_rotary_factor=0.25)
         parallel = fields.flag("use_parallel_residual")
-        config = llama_like(fields, qkv_bias=fields.flag("use_qkv_bias"), partial=True, eps="layer_norm_eps")
+        config = llama_like(
+            whole_heads(fields), qkv_bias=fields.flag("use_qkv_bias"), partial=True, eps="layer_norm_eps"
+        )
         return _layer_norms(map_blocks(config, lambda _, block: replace(block, parallel=parallel)))
 
 

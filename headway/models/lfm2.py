@@ -86,4 +86,6 @@ def _inner(fields: Fields) -> int:
     if fields.get("block_ffn_dim_multiplier") is not None:
         multiple = fields.count("block_multiple_of")
         inner = multiple * -(-int(fields.number("block_ffn_dim_multiplier") * inner) // multiple)
+    if inner < 1:
+        raise fields.refuse("intermediate_size", "leaves feed-forward blocks without units")
     return inner

@@ -44,7 +44,7 @@ class Llama4ForCausalLM(DecoderModel):
         normed = fields.flag("use_qk_norm")
         if normed:
             check_unscaled(rope)
-        tuning = (fields.number("floor_scale", least=1), fields.number("attn_scale"))
+        tuning = (fields.number("floor_scale", least=1), fields.number("attn_scale"), 1.0)
         temperature = tuning if fields.flag("attn_temperature_tuning") else None
         inner = fields.count("intermediate_size_mlp")
 

@@ -123,6 +123,8 @@ class LongcatFlashForCausalLM(DecoderModel):
                 raise fields.refuse(name, "is not implemented; true is")
         if fields.with_defaults(zero_expert_type="identity")["zero_expert_type"] != "identity":
             raise fields.refuse("zero_expert_type", "is not implemented; 'identity' is")
+        if fields.flag("router_bias"):
+            raise fields.refuse("router_bias", "is not implemented: transformers ignores it, others add it")
         if fields.get("q_lora_rank") is None:
             raise fields.refuse("q_lora_rank", "must be a positive integer")
         inner = fields.count("ffn_hidden_size")
@@ -132,7 +134,6 @@ class LongcatFlashForCausalLM(DecoderModel):
             top_k=fields.count("moe_topk"),
             renormalise=False,
             scale=fields.number("routed_scaling_factor"),
-            bias=fields.flag("router_bias"),
             name="router.classifier",
             correction="router.e_score_correction_bias",
         )

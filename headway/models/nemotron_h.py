@@ -70,7 +70,8 @@ class NemotronHForCausalLM(DecoderModel):
             raise fields.refuse("mamba_hidden_act", "is not implemented; silu is")
         if fields.choice("mlp_hidden_act", ACTIVATIONS) not in ACTS and "moe" in kinds:
             raise fields.refuse("mlp_hidden_act", "is not implemented in mixtures")
-        fields = fields.with_defaults(num_hidden_layers=len(kinds), hidden_act=fields["mlp_hidden_act"], rope_theta=1e4)
+        fields = fields.with_defaults(num_hidden_layers=len(kinds), rope_theta=1e4)
+        fields = fields.replaced(hidden_act=fields["mlp_hidden_act"])
         if kinds and fields["num_hidden_layers"] != len(kinds):
             raise fields.refuse("num_hidden_layers", f"must be {len(kinds)}, the layers that the pattern names")
         bias, mlp_bias = fields.flag("use_bias"), fields.flag("mlp_bias")

@@ -81,6 +81,7 @@ ARCHITECTURES: Mapping[str, str] = MappingProxyType(
         "MiniMaxM2ForCausalLM": "headway.models.minimax:MiniMaxM2ForCausalLM",
         "MiniMaxText01ForCausalLM": "headway.models.minimax:MiniMaxForCausalLM",
         "MinistralForCausalLM": "headway.models.mistral:MinistralForCausalLM",
+        "Ministral3ForCausalLM": "headway.models.mistral:Ministral3ForCausalLM",
         "Mistral3ForConditionalGeneration": "headway.models.sighted:Mistral3ForConditionalGeneration",
         "MistralForCausalLM": "headway.models.mistral:MistralForCausalLM",
         "MptForCausalLM": "headway.models.bloom:MptForCausalLM",

@@ -38,6 +38,7 @@ _TEXT_CLASSES: Mapping[str, str] = {
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -45,13 +46,16 @@ _TEXT_CLASSES: Mapping[str, str] = {
 """model_type of a text_config -> the decoder it is."""
 
 
-def sighted_text(fields: Fields, decoder: str, *, tied: bool, drop: tuple[str, ...] = ()) -> DecoderConfig:
+def sighted_text(
+    fields: Fields, decoder: str, *, tied: bool, drop: tuple[str, ...] = (), capped: bool = False
+) -> DecoderConfig:
     """The decoder in ``text_config``, or among the fields themselves, as older exporters wrote them.
 
     Args:
         decoder: its architecture; "": the one that model_type says.
         tied: whether its head is its embedding where no field says so.
         drop: fields that are read elsewhere.
+        capped: its logits may have a soft cap; elsewhere transformers leaves it out and others do not.
     """
     from headway.models.registry import model_class
 
@@ -76,6 +80,9 @@ def sighted_text(fields: Fields, decoder: str, *, tied: bool, drop: tuple[str, .
     found = model_class(decoder).read(own)
     own.refuse_unread()
     assert isinstance(found, DecoderConfig)
+    if found.logit_soft_cap and not capped:
+        cap = f"{found.logit_soft_cap:g}: implementations of such a model with sight disagree; null is implemented"
+        raise UnsupportedModelError(f"config.json: text_config.final_logit_softcapping = {cap}")
     if nested is None:
         for name in own:
             fields.get(name)
@@ -124,9 +131,6 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
             "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
         }  # fmt: skip
         text = sighted_text(fields.replaced(text_config={**defaults, **nested}), "Gemma3ForCausalLM", tied=True)
-        if text.logit_soft_cap:
-            cap = f"{text.logit_soft_cap:g}: implementations of Gemma 3 with sight disagree; null is implemented"
-            raise UnsupportedModelError(f"config.json: text_config.final_logit_softcapping = {cap}")
         vision = vision_fields(fields)
         norm = NormSpec(vision.number("layer_norm_eps", 1e-6, least=0), plus_one=True)
         projector = ProjectorSpec(
@@ -156,7 +160,7 @@ class PaliGemmaForConditionalGeneration(VisionLanguageModel):
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
-        text = sighted_text(fields, "", tied=True, drop=("use_bidirectional_attention",))
+        text = sighted_text(fields, "", tied=True, drop=("use_bidirectional_attention",), capped=True)
         both_ways = (fields.get("text_config") or {}).get("use_bidirectional_attention")
         vision = vision_fields(fields)
         projector = ProjectorSpec(products=("linear",), widths=(text.hidden_size,))

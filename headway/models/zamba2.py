@@ -174,7 +174,8 @@ class Zamba2ForCausalLM(DecoderModel):
         kinds = tuple(_KINDS.get(kind, kind) for kind in named or ())
         if len(kinds) != fields.count("num_hidden_layers") or not set(kinds) <= {STATE, HYBRID} or HYBRID not in kinds:
             raise fields.refuse(names[0], "must say 'mamba' or 'hybrid' for each layer, and 'hybrid' for one")
-        config = llama_like(fields.replaced(head_dim=2 * hidden // heads))
+        size = fields.with_defaults(attention_head_dim=fields.get("head_dim") or 2 * hidden // heads)
+        config = llama_like(fields.replaced(head_dim=size.count("attention_head_dim")))
         bias = fields.flag("add_bias_linear")
         attention = config.blocks[0].attention
         attention = replace(

@@ -28,6 +28,13 @@ class Part:
     group: Group
     whole: int
 
+    def __post_init__(self) -> None:
+        if self.group.size > self.whole:
+            raise UnsupportedModelError(
+                f"tensor_parallel_size={self.group.size} cannot deal out feed-forward blocks that are {self.whole} wide "
+                f"(intermediate_size); at most {self.whole} is possible"
+            )
+
     @property
     def own(self) -> range:
         """This rank's."""

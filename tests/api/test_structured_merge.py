@@ -47,6 +47,8 @@ def schema(rng: random.Random, depth: int = 2) -> Any:
                 found["required"] = rng.sample(["a", "b", "c"], rng.choice([1, 2]))
             case 6:
                 found["items"] = schema(rng, depth - 1)
+                if rng.random() < 0.5:
+                    found["prefixItems"] = [schema(rng, depth - 1) for _ in range(rng.choice([1, 2]))]
             case 7:
                 found["properties"] = {name: schema(rng, depth - 1) for name in rng.sample(["a", "b", "c"], 2)}
                 if rng.random() < 0.5:

@@ -242,6 +242,7 @@ def test_what_no_table_holds_says_so(schema: Any, named: str) -> None:
         ),
         ({"$defs": {"n": obj(["n"], n={"$ref": "#/$defs/n"})}, "$ref": "#/$defs/n"}, "finite"),
         ({"allOf": [STRING, INTEGER]}, "both"),
+        ({"allOf": [{"type": "array", "items": STRING}, {"type": "array", "prefixItems": [INTEGER]}]}, "both"),
         ({"allOf": [{"$ref": "#"}]}, "itself"),
         ({"type": "object", "additionalProperties": INTEGER, "minProperties": 2}, "minProperties"),
         ({"type": "object", "patternProperties": {"^a": INTEGER, "b": STRING}}, "patternProperties"),

@@ -8,17 +8,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import transformers
+
 from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError, OutOfMemoryError, UnsupportedModelError
 from headway.core.messages import AddRequest
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
+from headway.parallel.group import RankError
 from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, close
 from tests.engine.tiny_grammars import VOCABULARY
 from tests.kernels.gguf_blocks import KINDS
 from tests.models.test_quantized_weights import gguf
 from tests.models.tiny import TINY, hf_model, save
+from tests.models.walk import decoders, known, oracle
+from tests.models.walk.draw import draw
 from tests.recurrent import tiny_hybrids
 
 PLAIN: dict[str, Any] = {"run_ahead": 0, "max_num_seqs": 8, "enable_prefix_caching": False}
@@ -28,7 +33,9 @@ TOLERANCE = 1e-3
 
 def model_of(rng: random.Random, folder: Path) -> Path:
     """A model of transformers' with random weights, a recurrent or hybrid one, or a GGUF file; kept in ``folder``."""
-    kind = rng.choice(["decoder", "decoder", "hybrid", "gguf"])
+    kind = rng.choice(["decoder", "decoder", "hybrid", "gguf", "drawn", "drawn"])
+    if kind == "drawn":
+        return drawn_model(rng, folder)
     if kind == "hybrid":
         return tiny_hybrids.folder_of(rng.choice(list(tiny_hybrids.HYBRIDS)))
     if kind == "decoder":
@@ -42,6 +49,26 @@ def model_of(rng: random.Random, folder: Path) -> Path:
         place.mkdir()
         gguf(place, {"attn_q": some, "ffn_down": some}, other=most, tied=tied)
     return place / "m.gguf"
+
+
+def drawn_model(rng: random.Random, folder: Path) -> Path:
+    """One of ``tests/models/walk``, of any family of decoders.
+
+    Raises:
+        oracle.CannotRunError: transformers cannot make it.
+    """
+    group = rng.choice(["decoders", "mixtures", "latents", "hybrids"])
+    architecture = rng.choice(decoders.architectures(group))
+    config_class, seed = decoders.config_class_of(architecture), rng.randrange(10**6)
+    fields = draw(config_class, rng, vocab_size=97)
+    fields |= {name: 128 for name in ("max_position_embeddings", "n_positions", "max_seq_len") if name in fields}
+    if reason := known.reason(architecture, fields):
+        raise oracle.CannotRunError(reason)
+    place = folder / f"{architecture}-{seed}"
+    model = oracle.build(getattr(transformers, architecture), config_class, fields, seed)
+    oracle.run(model, [3, 5, 7, 11])
+    decoders.save(model, place)
+    return place
 
 
 def options_of(rng: random.Random) -> dict[str, Any]:
@@ -97,15 +124,26 @@ def engine(model: Path, options: dict[str, Any]) -> Iterator[EngineCore]:
 def play(seed: int, folder: Path) -> str:
     """Draw and compare. Returns "equal", or why the options were refused; raises AssertionError for another answer."""
     rng = random.Random(seed)
-    model, options, state = model_of(rng, folder), options_of(rng), rng.getstate()
-    with engine(model, PLAIN) as core:
-        wanted = run(core, requests_of(rng))
-    rng.setstate(state)  # the same requests again: engines keep theirs
     try:
+        return _played(rng, folder)
+    except oracle.CannotRunError as error:
+        return str(error)
+
+
+def _played(rng: random.Random, folder: Path) -> str:
+    model, options, state = model_of(rng, folder), options_of(rng), rng.getstate()
+    try:
+        with engine(model, PLAIN) as core:
+            wanted = run(core, requests_of(rng))
+        rng.setstate(state)  # the same requests again: engines keep theirs
         with engine(model, options) as core:
             found: dict[str, Answer] = run(core, requests_of(rng))
     except (ConfigError, UnsupportedModelError, OutOfMemoryError) as refusal:
         return str(refusal)
+    except RankError as error:  # of whichever rank refused first
+        if "UnsupportedModelError" in str(error) or "ConfigError" in str(error):
+            return str(error)
+        raise
     assert found.keys() == wanted.keys()
     for name, answer in found.items():
         close(answer, wanted[name], tolerance=TOLERANCE)

@@ -32,6 +32,7 @@ FAMILIES = (
     "cohere2",
     "exaone4",
     "ministral",
+    "ministral3",
 )
 MAX_LEN, BLOCK, NEW = 40, 8, 15
 SPARE = 2

@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_few_draws(folder: Path) -> None:
     told = [play(seed, folder) for seed in range(24)]
-    assert told.count("equal") >= 16, told
+    assert told.count("equal") >= 12, told
 
 
 @pytest.mark.soak

@@ -15,6 +15,7 @@ from tests.models.walk.draw import own_fields, standard_names
 from tests.models.walk.groups import GROUPS, judge, members, walk
 from tests.models.walk.rules import RULES, matches
 from tests.models.walk.verdict import Outcome
+from tests.multimodal.tiny_configs import CONFIGS
 
 SIZES: dict[str, Any] = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -147,6 +148,45 @@ FOUND: dict[str, tuple[str, str, dict[str, Any], str]] = {
          "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 24, "scale_embedding": True,
          "max_source_positions": 15, "max_target_positions": 96, "num_mel_bins": 5, "pad_token_id": 0, "bos_token_id": 1,
          "eos_token_id": 2, "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None}, ""),
+    "a band of one kind of layers": (
+        "decoders", "Gemma3ForCausalLM",
+        SIZES | {"head_dim": 8, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5,
+                 "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 8.0, "truncate": False,
+                               "original_max_position_embeddings": 8},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0}}}, "truncate"),
+    "a bias of Longcat's router": (
+        "latents", "LongcatFlashForCausalLM",
+        SIZES | {"num_key_value_heads": 4, "num_layers": 1, "ffn_hidden_size": 24, "expert_ffn_hidden_size": 8, "moe_topk": 2,
+                 "n_routed_experts": 4, "zero_expert_num": 1, "q_lora_rank": 8, "kv_lora_rank": 12, "qk_nope_head_dim": 6,
+                 "qk_rope_head_dim": 4, "v_head_dim": 5, "head_dim": 4, "router_bias": True}, "router_bias"),
+    "heads of another size where they share out hidden states": (
+        "decoders", "GPTNeoXForCausalLM", SIZES | {"head_dim": 16, **_rope("default", partial_rotary_factor=0.5)}, "head_dim"),
+    "feed-forward blocks without units": (
+        "hybrids", "Lfm2ForCausalLM",
+        SIZES | {"intermediate_size": 1, "block_multiple_of": 8, "layer_types": ["conv", "full_attention"]},
+        "intermediate_size"),
+    "heads of Zamba's attention": (
+        "hybrids", "Zamba2ForCausalLM",
+        SIZES | {"num_key_value_heads": 4, "layers_block_type": ["linear_attention", "hybrid"], "attention_head_dim": 8,
+                 "n_mamba_heads": 4, "mamba_headdim": 16, "mamba_d_state": 4, "adapter_rank": 4}, ""),
+    "an activation that Nemotron-H has under another name": (
+        "hybrids", "NemotronHForCausalLM",
+        SIZES | {"layers_block_type": ["full_attention", "mlp"], "head_dim": 8, "hidden_act": "silu"}, ""),
+    "an activation of Gemma 4's experts": (
+        "mixtures", "Gemma4ForCausalLM",
+        SIZES | GEMMA4 | {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 8,
+                          "hidden_activation": "quick_gelu"}, "hidden_activation"),
+    "caps of logits where a tower stands before them": (
+        "sighted", "LlavaForConditionalGeneration", CONFIGS["llava"][1] | {
+            "text_config": {**CONFIGS["llava"][1]["text_config"], "model_type": "gemma2", "final_logit_softcapping": 4.0,
+                            "query_pre_attn_scalar": 8}}, "final_logit_softcapping"),
+    "a mask that InternVL's tower was trained with": (
+        "pictured", "internvl", {"vision_config": {"use_mask_token": True}}, ""),
+    "Ministral 3, whose queries grow with their position": (
+        "decoders", "Ministral3ForCausalLM",
+        SIZES | {"head_dim": 8, "sliding_window": 5, **_rope("yarn", factor=4.0, original_max_position_embeddings=8,
+                                                             llama_4_scaling_beta=0.3, max_position_embeddings=96)}, ""),
 }  # fmt: skip
 """What the walk found: group, architecture, fields, and the field it is refused for; "": it is equal."""
 
@@ -207,12 +247,26 @@ def test_a_small_difference_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         assert verdict.outcome is Outcome.DIFFERENT and "prompt 1" in verdict.detail
 
 
+def test_a_difference_in_16_bits_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all tokens, in float16."""
+    fields = SIZES | {"head_dim": 8}
+    assert judge("halves", "LlamaForCausalLM", 1, fields).outcome is Outcome.EQUAL
+    in_chunks = Machine.in_chunks
+
+    def off(self: Machine, *arguments: Any) -> torch.Tensor:
+        found = in_chunks(self, *arguments)
+        return found + 0.1 * found.std() * torch.randn(found.shape, generator=torch.Generator().manual_seed(0))
+
+    monkeypatch.setattr(Machine, "in_chunks", off)
+    assert judge("halves", "LlamaForCausalLM", 1, fields).outcome is Outcome.DIFFERENT
+
+
 def test_every_rule_is_of_use() -> None:
     """Each is the first that matches some family's field: none is dead."""
     used = set()
     for group in GROUPS:
         for architecture in members(group):
-            if group == "gguf":
+            if group in ("gguf", "pictured"):
                 continue
             config_class = decoders.class_of(architecture)
             for name in own_fields(config_class):

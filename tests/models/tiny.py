@@ -384,6 +384,7 @@ TINY: dict[str, Tiny] = {
         "Ministral",
         {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"], "num_hidden_layers": 2},
     ),
+    "ministral3": Tiny("Ministral3", _rope("yarn", **_YARN, mscale=1.0, mscale_all_dim=1.0, llama_4_scaling_beta=0.3)),
     "arcee": Tiny("Arcee", {"mlp_bias": True}),
     "seed-oss": Tiny("SeedOss", {"attention_out_bias": True}),
 }

@@ -49,6 +49,9 @@ def test_inner_widths_and_channels_are_dealt_out_once(size: int) -> None:
                 first, end, all_of_them = part.columns()
                 assert (end - first, all_of_them) == (len(part.own), whole)
             assert all(sorted(rows) == list(range(products // len(names) * whole)) for rows in found.values())
+    for group in ranks(size) if size > 1 else ():
+        with pytest.raises(UnsupportedModelError, match=f"tensor_parallel_size={size} .* {size - 1} wide"):
+            Part(group, size - 1)
     for group in ranks(size):
         assert EvenShard(group).columns(5) == (5 * group.rank, 5 * group.rank + 5, 5 * size)
     for sections, shared in (((3,), 0), ((3, 5), 0), ((4, 2, 2), 7)):

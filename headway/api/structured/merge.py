@@ -69,18 +69,19 @@ def flattened(schema: dict[str, Any], resolve: Resolve, depth: int = 0) -> Any:
 def _without_branches(left: dict[str, Any], right: dict[str, Any], resolve: Resolve, depth: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in (*left, *(name for name in right if name not in left)):
-        if name in ("anyOf", "oneOf", *_MAPS, "additionalProperties"):
+        if name in ("anyOf", "oneOf", *_MAPS, "additionalProperties", "prefixItems", "items"):
             continue
         if name not in left or name not in right:
             found[name] = left[name] if name in left else right[name]
         else:
-            found[name] = _both(name, left[name], right[name], resolve, depth)
+            found[name] = _both(name, left[name], right[name])
     if any(name in each for each in (left, right) for name in (*_MAPS, "additionalProperties")):
         _join_properties(found, left, right, resolve, depth)
+    _join_items(found, left, right, resolve, depth)
     return found
 
 
-def _both(name: str, a: Any, b: Any, resolve: Resolve, depth: int) -> Any:
+def _both(name: str, a: Any, b: Any) -> Any:
     """One keyword that both have."""
     if a == b or name in NAMES:
         return a
@@ -101,11 +102,28 @@ def _both(name: str, a: Any, b: Any, resolve: Resolve, depth: int) -> Any:
         return max(a, b) if name in _LOWER else min(a, b)
     if name == "required":
         return list(dict.fromkeys([*a, *b]))
-    if name in ("items",):
-        return merged(a, b, resolve, depth + 1)
     if name in ("$defs", "definitions"):
         return {**a, **b}
     raise RefusedError(f"two different {name!r:.80} hold at once; write them as one")
+
+
+def _join_items(
+    found: dict[str, Any], left: dict[str, Any], right: dict[str, Any], resolve: Resolve, depth: int
+) -> None:
+    """Items of both: a place that one of them has no ``prefixItems`` for meets that one's ``items``."""
+    prefixes = [each.get("prefixItems", []) for each in (left, right)]
+    if longest := max(map(len, prefixes)):
+        places = [
+            [prefix[i] if i < len(prefix) else each.get("items", True) for i in range(longest)]
+            for prefix, each in zip(prefixes, (left, right), strict=True)
+        ]
+        found["prefixItems"] = [_one(a, b, resolve, depth) for a, b in zip(*places, strict=True)]
+    if "items" in left or "items" in right:
+        found["items"] = _one(left.get("items", True), right.get("items", True), resolve, depth)
+
+
+def _one(a: Any, b: Any, resolve: Resolve, depth: int) -> Any:
+    return a if a == b else merged(a, b, resolve, depth + 1)
 
 
 def _join_properties(

@@ -59,7 +59,7 @@ class AttentionSpec:
         by_head: the checkpoint's one tensor in has, for each key head, its queries, the key and the value.
         names: of the products in the checkpoint: those in, and the one out. Query, key and value may be one tensor.
         norm_names: of the norms of queries and keys; "": their weights are ones.
-        temperature: (S, A): queries at position p are multiplied by 1 + A ln(1 + floor((p + 1) / S)); None: they are not.
+        temperature: (S, A, B): queries at position p are multiplied by 1 + A ln(1 + floor((p + B) / S)); None: they are not.
         shard: the heads are these of more; None: they are all.
     """
 
@@ -88,7 +88,7 @@ class AttentionSpec:
     by_head: bool = False
     names: tuple[tuple[str, ...], str] = (("q_proj", "k_proj", "v_proj"), "o_proj")
     norm_names: tuple[str, str] = ("q_norm", "k_norm")
-    temperature: tuple[float, float] | None = None
+    temperature: tuple[float, float, float] | None = None
     shard: HeadShard | None = None
 
     def sharded(self, group: Group) -> AttentionSpec:
@@ -190,9 +190,9 @@ class Attention(nn.Module):
             assert spec.qk_norm == "" and spec.causal and not spec.gated, (
                 "nothing comes behind the factor but the rotation"
             )
-            step, strength = spec.temperature
+            step, strength, first = spec.temperature
             position = torch.arange(cos_sin.shape[0], dtype=torch.float32, device=device)
-            factors = (torch.log1p(torch.floor((position + 1.0) / step)) * strength + 1.0)[:, None]
+            factors = (torch.log1p(torch.floor((position + first) / step)) * strength + 1.0)[:, None]
         self.register_buffer("factors", factors, persistent=False)
         ones = torch.ones(size, dtype=dtype, device=device) if spec.v_norm else None
         self.register_buffer("ones", ones, persistent=False)

@@ -131,7 +131,9 @@ class MixtureSpec:
 
     def __post_init__(self) -> None:
         if self.activation not in ACTS:
-            raise UnsupportedModelError(f"config.json: hidden_act = {self.activation!r} is not implemented in mixtures")
+            raise UnsupportedModelError(
+                f"config.json: {self.activation!r} (hidden_act, or hidden_activation) is not implemented in mixtures"
+            )
 
     def sharded(self, group: Group, peers: Group, *, whole: bool) -> MixtureSpec:
         """What this rank has of it; see ``ExpertShard``. Blocks of 4-bit floats are not cut: such experts are dealt out whole.

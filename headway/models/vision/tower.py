@@ -322,7 +322,8 @@ class VisionTower(nn.Module):
         spec, names = self.spec, self.spec.names
         layers = range(spec.num_layers, spec.stored_layers)
         after = (f"{spec.prefix}{names.after}.",) if names.after and self.after is None else ()
-        return (*(f"{spec.prefix}{names.layers}.{i}." for i in layers), *after, f"{spec.prefix}head.")
+        trained = (f"{spec.prefix}head.", f"{spec.prefix}embeddings.mask_token")
+        return (*(f"{spec.prefix}{names.layers}.{i}." for i in layers), *after, *trained)
 
     def finalize(self) -> None:
         """Called once, when the weights are in place, ahead of ``Linear.finalize``."""

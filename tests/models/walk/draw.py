@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
+import inspect
 import random
+import re
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin
@@ -12,12 +15,18 @@ from headway.weights.checkpoint import read_json
 from tests.models.walk.rope import draw_ropes
 from tests.models.walk.rules import KEEP, Shape, divisors, draw_field
 
-VOCABS = (61, 67, 97, 101, 128, 131)
+VOCABS = (61, 67, 97, 101, 128, 131, 7, 11, 257, 1009)
 HIDDEN_FROM_US: Final[dict[str, dict[str, Any]]] = {
     "relative_attention": {"share_att_key": False, "position_buckets": -1, "norm_rel_ebd": "none"},
     "attention_k_eq_v": {"global_head_dim": 512, "num_global_key_value_heads": None},
 }
 """Fields that a model reads and its configuration's class does not list, with their defaults, by one that it lists."""
+UNLISTED: Final[dict[str, Any]] = {
+    "head_dim": None, "full_attention_interval": 4, "sliding_window_pattern": 4, "global_attn_every_n_layers": 3,
+    "index_topk_freq": 1, "index_skip_topk_offset": 2, "router_bias": False, "attention_head_size": None,
+    "pooler_hidden_size": None,
+}  # fmt: skip
+"""Others, with what they stand for where they are absent, if the sources ask for them by name. None: they stay absent."""
 SPECIAL = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 
 
@@ -34,7 +43,18 @@ def own_fields(config_class: Any) -> dict[str, Any]:
             found[field.name] = field.default if field.default is not dataclasses.MISSING else made
     for sign, more in HIDDEN_FROM_US.items():
         found |= more if sign in found else {}
-    return found
+    asked = set(re.findall(r"(?:getattr\(config, |kwargs\.\w+\()\"(\w+)\"", _sources(config_class)))
+    return found | {name: value for name, value in UNLISTED.items() if name in asked - found.keys()}
+
+
+@cache
+def _sources(config_class: Any) -> str:
+    """Of the family's configuration and model."""
+    own = config_class.__module__
+    names = (own, own.replace("configuration_", "modeling_"))
+    return "\n".join(
+        inspect.getsource(importlib.import_module(each)) for each in names if importlib.util.find_spec(each)
+    )
 
 
 def standard_names(config_class: Any, name: str) -> list[str]:
@@ -68,11 +88,19 @@ def kinds_of_layers(config_class: Any) -> dict[str, tuple[str, ...]]:
             if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
                 found.setdefault(name, set()).update(value)
     fields = own_fields(config_class)
-    if "layer_types" in fields and "conv_L_cache" in fields:
-        found.setdefault("layer_types", {"conv", "full_attention"})  # a family whose default has none
+    if "layer_types" in fields:  # what its model knows besides
+        found.setdefault("layer_types", set()).update(_kinds_in_source(config_class))
     if len(found.get("layer_types", "  ")) == 1 and "sliding_window" in fields:  # it may slide, if it is told to
         found["layer_types"] |= {"sliding_attention", "full_attention"}
     return {name: tuple(sorted(kinds)) for name, kinds in found.items() if name != "architectures"}
+
+
+def _kinds_in_source(config_class: Any) -> set[str]:
+    """Kinds of layers that the family's model names."""
+    from transformers.configuration_utils import ALLOWED_ATTN_LAYER_TYPES
+
+    named = set(re.findall(r"\"(\w+)\"", _sources(config_class)))
+    return named & set(ALLOWED_ATTN_LAYER_TYPES)
 
 
 def _own_name(config_class: Any, standard: str) -> str:
@@ -84,8 +112,9 @@ def shape_of(config_class: Any, rng: random.Random) -> Shape:
     """Sizes that fit each other."""
     default = own_fields(config_class)
     fields = {*default, *(ours for ours, theirs in config_class.attribute_map.items() if theirs in default)}
-    heads = rng.choice([1, 2, 3, 4, 4, 5, 6, 8])
-    even = rng.choice([4, 6, 8, 8, 10, 12, 16, 20])
+    heads = rng.choice([1, 2, 3, 4, 4, 5, 6, 7, 8, 12, 16])
+    even = rng.choice([2, 4, 6, 8, 8, 10, 12, 16, 20, 32, 64, 80, 96, 128, 192, 256])
+    heads = heads if heads * even <= 512 else rng.choice([1, 2])
     head_dim = even if "rope_parameters" in fields or rng.random() < 0.6 else rng.choice([3, 5, 7, 9, 13])
     free = "head_dim" in fields and "kv_lora_rank" not in fields and rng.random() < 0.6
     hidden = rng.choice([20, 28, 33, 36, 40, 44, 50, 64, 66]) if free else heads * head_dim
@@ -94,10 +123,15 @@ def shape_of(config_class: Any, rng: random.Random) -> Shape:
     kv_heads = rng.choice([1, heads, *divisors(heads)])
     if "kv_lora_rank" in fields:
         hidden, kv_heads = heads * rng.choice([4, 6, 9, 10]), heads
-    experts = rng.choice([1, 2, 3, 4, 5, 6, 8, 12])
+    experts = rng.choice([1, 2, 3, 4, 5, 6, 8, 12, 16, 17, 32])
     if "n_group" in fields:  # a group is judged by its two best
-        experts = rng.choice([2, 4, 6, 8, 9, 12])
-    groups = rng.choice([each for each in divisors(experts) if each == 1 or experts // each >= 2])
+        experts = rng.choice([2, 4, 6, 8, 9, 12, 16, 32])
+    few = (
+        divisors(experts)
+        if rng.random() < 0.1
+        else [each for each in divisors(experts) if each == 1 or experts // each >= 2]
+    )
+    groups = rng.choice(few)
     chosen_groups = rng.randrange(1, groups + 1)
     most = experts // groups * chosen_groups
     expand = rng.choice([1, 2, 2, 3])
@@ -108,13 +142,13 @@ def shape_of(config_class: Any, rng: random.Random) -> Shape:
         default=default,
         choices=choices(config_class),
         kinds=kinds_of_layers(config_class),
-        layers=rng.choice([1, 2, 3, 3, 4, 5]),
+        layers=rng.choice([1, 2, 3, 3, 4, 5, 6]),
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
         hidden=hidden,
         vocab=rng.choice(VOCABS),
-        inner=rng.choice([12, 24, 33, 48, 56, 70]),
+        inner=rng.choice([1, 5, 12, 24, 33, 48, 56, 70, 128, 130]),
         experts=experts,
         chosen=rng.choice([1, most, rng.randrange(1, most + 1)]),
         grouped=rng.random() < 0.6,
@@ -123,7 +157,7 @@ def shape_of(config_class: Any, rng: random.Random) -> Shape:
         expand=expand,
         state_heads=state_heads,
         state_width=expand * hidden // state_heads,
-        key_heads=rng.choice([1, 2, 3, 4]),
+        key_heads=rng.choice([1, 2, 3, 4, 5]),
     )
 
 
@@ -134,13 +168,13 @@ def draw(config_class: Any, rng: random.Random, sections: bool = False, **given:
         sections: rotary dimensions are dealt out to time, height and width.
         given: fields that are not drawn.
     """
-    shape = shape_of(config_class, rng)
+    shape, listed = shape_of(config_class, rng), {field.name for field in dataclasses.fields(config_class)}
     found: dict[str, Any] = {}
     for name in shape.default:
         if name in given:
             continue
         value = draw_field(shape, name, standard_names(config_class, name))
-        if value is not KEEP:
+        if value is not KEEP and not (value is None and name in UNLISTED and name not in listed):
             found[name] = value
     found |= {name: value for name, value in SPECIAL.items() if name in shape.default} | given
     if "use_sliding_window" in shape.default and "sliding_attention" in found.get("layer_types", ()):

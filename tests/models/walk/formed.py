@@ -13,7 +13,7 @@ import torch
 from headway.core.errors import HeadwayError, WeightsError
 from tests.models.walk import oracle
 from tests.models.walk.decoders import LENGTH, TOLERANCE, compare, config_class_of, excused, save
-from tests.models.walk.draw import draw, known_fields
+from tests.models.walk.draw import draw, known_fields, own_fields
 from tests.models.walk.forms import QUANTISED, reshaped, rounded
 from tests.models.walk.verdict import Outcome, Verdict, judged
 
@@ -83,6 +83,13 @@ def _same_configuration(config: Any, folder: Path) -> None:
     theirs.pop("type", None)  # the older name is kept beside the newer
     if mine != theirs:
         raise oracle.CannotRunError(f"spelled otherwise, {mine} is {theirs}")
+    told, again = config.to_dict(), other.to_dict()
+    config_class: Any = type(config)
+    apart = [
+        name for name in own_fields(config_class) if name != "rope_parameters" and told.get(name) != again.get(name)
+    ]
+    if apart:
+        raise oracle.CannotRunError(f"spelled otherwise, {', '.join(apart)} mean something else")
 
 
 def _quantised(folder: str, rng: random.Random, compare: Any) -> tuple[Outcome, str]:

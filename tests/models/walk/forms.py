@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.models.walk.draw import own_fields
+
 Tensors = dict[str, torch.Tensor]
 PREFIXES = (("model.", ""), ("", "language_model."), ("model.", "model.language_model."))
 QUANTISED = (
@@ -89,7 +91,18 @@ def reshaped(folder: Path, into: Path, model: Any, rng: random.Random) -> str:
     told += [f"{shards} files"] if shards > 1 else []
     if rng.random() < 0.5:
         told.append(respell(into / "config.json"))
+    if rng.random() < 0.5:
+        config_class: Any = type(model.config)
+        told.append(spare(into / "config.json", own_fields(config_class), rng))
     return ", ".join(each for each in told if each)
+
+
+def spare(file: Path, defaults: dict[str, Any], rng: random.Random) -> str:
+    """Some of the fields that have the family's default are left out, as many exporters do; "" where there is none."""
+    config = json.loads(file.read_text())
+    gone = [name for name, value in defaults.items() if name in config and config[name] == value and rng.random() < 0.7]
+    file.write_text(json.dumps({name: value for name, value in config.items() if name not in gone}))
+    return f"without {' '.join(gone)}" if gone else ""
 
 
 def respell(file: Path) -> str:

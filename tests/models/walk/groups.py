@@ -7,8 +7,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Final
 
-from tests.models.walk import decoders, formed, ggufs, known, others, poolers
+from tests.models.walk import decoders, formed, ggufs, halves, known, others, pictured, poolers
 from tests.models.walk.verdict import Outcome, Verdict
+from tests.multimodal.tiny_sight import FAMILIES
 from tests.weights.test_gguf_kinds import CASES
 
 GROUPS: Final = (
@@ -21,6 +22,8 @@ GROUPS: Final = (
     "sighted",
     "forms",
     "gguf",
+    "halves",
+    "pictured",
 )
 Draw = Callable[[str, random.Random], dict[str, Any]]
 Judge = Callable[[str, int, dict[str, Any]], Verdict]
@@ -28,6 +31,8 @@ _WALKS: Final[dict[str, tuple[Draw, Judge]]] = {
     "poolers": (poolers.drawn, poolers.judge),
     "gguf": (ggufs.drawn, ggufs.judge),
     "forms": (formed.drawn, formed.judge),
+    "halves": (halves.drawn, halves.judge),
+    "pictured": (pictured.drawn, pictured.judge),
     "encoder-decoders": (others.draw_reader, others.judge_reader),
     "sighted": (others.draw_sighted, others.judge_sighted),
 }
@@ -36,7 +41,9 @@ _WALKS: Final[dict[str, tuple[Draw, Judge]]] = {
 def members(group: str) -> list[str]:
     if group == "gguf":
         return [*CASES]
-    if group == "forms":
+    if group == "pictured":
+        return [*FAMILIES]
+    if group in ("forms", "halves"):
         return [
             name for each in ("decoders", "mixtures", "latents", "hybrids") for name in decoders.architectures(each)
         ]

@@ -15,8 +15,14 @@ def _conv_sizes_differ(fields: Fields) -> bool:
     return heads * (fields.get("linear_key_head_dim") or 0) != values * (fields.get("linear_value_head_dim") or 0)
 
 
+def _of_mpt(fields: Fields) -> bool:
+    slopes = (fields.get("attn_config") or {}).get("alibi_bias_max", 8)
+    return bool(slopes != 8 or fields.get("expansion_ratio", 4) != 4)
+
+
 KNOWN: Final[tuple[tuple[str, Callable[[Fields], bool], str], ...]] = (
     ("Falcon(For|Model)", lambda fields: bool(fields.get("alibi")), "transformers rounds Falcon's ALiBi to bfloat16"),
+    ("Mpt(For|Model)", _of_mpt, "transformers reads neither MPT's alibi_bias_max nor its expansion_ratio"),
     ("OlmoHybrid", _conv_sizes_differ, "transformers saves the convolution cut in three equal parts"),
     (
         "Gemma(For|Model)",

@@ -15,6 +15,7 @@ from headway.core.encode import EncoderItem
 from headway.core.messages import AddRequest
 from headway.core.params import SamplingParams
 from headway.engine.boot import build_engine
+from headway.models.sighted import _TEXT_CLASSES
 from tests.engine.harness import run as run_engine
 from tests.engine.tiny_encoder_decoders import START, arguments, text
 from tests.models.walk import oracle
@@ -66,12 +67,14 @@ def _read(model: Any, ids: list[int], inputs: dict[str, torch.Tensor]) -> torch.
 
 
 def draw_sighted(architecture: str, rng: random.Random) -> dict[str, Any]:
-    """The text side is drawn, the tower stays."""
+    """The text side is drawn, of any family where any may stand, and the tower stays."""
     outer = config_class_of(architecture)
     config = _tower(outer, architecture.removesuffix("ForConditionalGeneration"))
-    text_class = type(outer(**config).text_config)
+    text_class = _text_class(outer, type(outer(**config).text_config), rng)
     own = draw(text_class, rng, "rope_parameters" in config["text_config"], vocab_size=VOCAB)
     own["model_type"] = text_class.model_type
+    if text_class.model_type == "gemma2" and architecture.startswith("PaliGemma"):
+        own["sliding_window"] = 4096  # transformers lets a prompt that sees both ways see beyond it
     old, new = config["text_config"]["hidden_size"], own["hidden_size"]
 
     def fitted(values: dict[str, Any]) -> dict[str, Any]:
@@ -79,6 +82,16 @@ def draw_sighted(architecture: str, rng: random.Random) -> dict[str, Any]:
         return {name: new if value == old else value for name, value in values.items()}
 
     return fitted(config) | {"text_config": own, "vision_config": fitted(config["vision_config"])}
+
+
+def _text_class(outer: Any, own: Any, rng: random.Random) -> Any:
+    """``own``, or another family's."""
+    from transformers import AutoConfig
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    if outer.sub_configs["text_config"] is not AutoConfig or rng.random() < 0.4:
+        return own
+    return CONFIG_MAPPING[rng.choice(["gemma", "gemma2"] if own.model_type == "gemma" else list(_TEXT_CLASSES))]
 
 
 def judge_sighted(architecture: str, seed: int, fields: dict[str, Any]) -> Verdict:
@@ -137,7 +150,7 @@ def compare(
     """Log-probabilities of the whole vocabulary for every token, in steps of an odd size, two in flight."""
     vocab = wanted.shape[-1]
     sees_all = "PaliGemma" in type(model).__name__  # a prompt's tokens see each other: they come in one step
-    sizes = {"max_num_batched_tokens": 64 if sees_all else 25, "max_model_len": LONGEST, "kv_cache_memory_bytes": 2**24}
+    sizes = {"max_num_batched_tokens": 64 if sees_all else 25, "max_model_len": LONGEST, "kv_cache_memory_bytes": 2**27}
     args = arguments(folder, max_logprobs=vocab, run_ahead=2, **sizes)
     core = build_engine(args, progress=False)
     try:

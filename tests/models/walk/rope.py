@@ -50,6 +50,11 @@ def draw_rope(made: Any, own: Mapping[str, Any], kind: str, rng: random.Random) 
         parts = [each for each in (0.25, 0.4, 0.5, 0.75, 1.0) if int(size * each) >= 2 and int(size * each) % 2 == 0]
         part = rng.choice(parts or [1.0])
         found["partial_rotary_factor"] = part
+    if own.get("llama_4_scaling_beta"):
+        found |= {
+            "llama_4_scaling_beta": rng.choice([0.1, 0.5]),
+            "original_max_position_embeddings": rng.choice([4, 8, 64]),
+        }
     if own.get("mrope_section"):
         found["rope_type"] = "default"
         first, second = sorted(rng.sample(range(size // 2 + 1), 2)) if size >= 4 else (0, 0)
