@@ -162,7 +162,7 @@ def qwen25_tower(fields: Fields, out: int) -> VisionSpec:
         ),
         group=group,
         window=window,
-        full_layers=tuple(fields["fullatt_block_indexes"]),
+        full_layers=_blocks(fields, "fullatt_block_indexes"),
         projector=ProjectorSpec(
             norm="ln_q", norm_spec=norm, products=("mlp.0", "mlp.2"), widths=(wide, _out(fields, out))
         ),
@@ -240,7 +240,7 @@ def qwen3_tower(fields: Fields, out: int) -> VisionSpec:
         # In the order in which the tower passes them, whatever the list's is.
         deepstack=tuple(
             (layer, f"visual.deepstack_merger_list.{i}.", behind)
-            for layer, i in sorted((layer, i) for i, layer in enumerate(fields["deepstack_visual_indexes"]))
+            for layer, i in sorted((layer, i) for i, layer in enumerate(_blocks(fields, "deepstack_visual_indexes")))
         ),
     )  # fmt: skip
 
@@ -339,6 +339,14 @@ def gemma4_tower(fields: Fields, out: int) -> VisionSpec:
 
 def _channels(fields: Fields) -> int:
     return 3 if fields.get("in_chans") == 3 else fields.count("in_channels")
+
+
+def _blocks(fields: Fields, name: str) -> tuple[int, ...]:
+    """Numbers of a tower's blocks."""
+    found = fields[name]
+    if found is None or not all(isinstance(each, int) and each >= 0 for each in found):
+        raise fields.refuse(name, "must be a list of numbers from 0 on")
+    return tuple(found)
 
 
 def _out(fields: Fields, out: int) -> int:
