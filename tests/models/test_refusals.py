@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import random
 from collections.abc import Iterator, Mapping
 from types import TracebackType
@@ -159,6 +160,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("WhisperForConditionalGeneration", {"decoder_attention_heads": 5}, "decoder_attention_heads = 5"),
     ("WhisperForConditionalGeneration", {"encoder_attention_heads": 5}, "encoder_attention_heads = 5"),
     # sight and hearing
+    ("Idefics3ForConditionalGeneration", {"vision_config": {"image_size": 96, "patch_size": 32}}, "has 3^2 patches"),
     ("LlavaForConditionalGeneration", {"text_config": {"model_type": "bloom"}}, "text_config.model_type = 'bloom'"),
     ("LlavaForConditionalGeneration", {"vision_config": None}, "vision_config = None"),
     ("LlavaForConditionalGeneration", {"vision_feature_select_strategy": "full"}, "'clip_vision_model'"),
@@ -285,10 +287,8 @@ def places(given: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
 def read_anything(architecture: str, path: tuple[str, ...], value: Any) -> None:
     given = spelled_out(architecture)
     wrong = {path[0]: value} if len(path) == 1 else {path[0]: given[path[0]] | {path[1]: value}}
-    try:
+    with contextlib.suppress(HeadwayError):
         read_config(given | wrong)
-    except HeadwayError as error:
-        assert str(error)
 
 
 @pytest.mark.parametrize("architecture", [name for name in ARCHITECTURES if name not in NOT_THEIRS])

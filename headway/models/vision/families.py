@@ -79,6 +79,9 @@ def siglip_tower(
     )  # fmt: skip
     layers = fields.count("num_hidden_layers")
     patch = side(fields, "patch_size")
+    positions = side(fields, "image_size") // patch
+    if positions % group:
+        raise fields.refuse("image_size", f"has {positions}^2 patches, of which {group}^2 each are to become one")
     return VisionSpec(
         prefix=prefix,
         names=_SIGLIP,
@@ -88,7 +91,7 @@ def siglip_tower(
         channels=fields.count("num_channels"),
         num_layers=layers,
         stored_layers=layers,
-        positions=side(fields, "image_size") // patch,
+        positions=positions,
         norm=NormSpec(fields.number("layer_norm_eps", 1e-6, least=0), "layer", bias=True),
         mlp=MLPSpec(
             size=fields.count("intermediate_size"), activation=fields.choice("hidden_act", ACTIVATIONS), gated=False,
