@@ -7,6 +7,7 @@ import importlib
 import io
 import json
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -54,7 +55,7 @@ def test_figures_of_a_conversation() -> None:
     async def none() -> list[str]:
         return []
 
-    told = chat.Conversation(SimpleNamespace(figures=none), None, True)  # type: ignore[arg-type]
+    told = chat.Conversation(SimpleNamespace(figures=none), None, True)
     assert told._figures() == ["this conversation: no answer yet"]
     told._answers += [Answer([""], 3, 10, 2.0, 0.25, "stop"), Answer([""], 4, 20, 4.0, None, "length")]
     assert told._figures() == [
@@ -68,7 +69,7 @@ def test_figures_of_a_conversation() -> None:
 def test_lines_at_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Ctrl-C at the prompt says how to leave, Ctrl-D leaves; blanks around a line are nothing."""
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
-    typed = iter([KeyboardInterrupt(), "  /system be  ", EOFError()])
+    typed: Iterator[str | BaseException] = iter([KeyboardInterrupt(), "  /system be  ", EOFError()])
 
     def read(prompt: str) -> str:
         assert prompt == "> "
@@ -77,7 +78,7 @@ def test_lines_at_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         return line
 
     monkeypatch.setattr("builtins.input", read)
-    told = chat.Conversation(SimpleNamespace(name="somebody"), None, True)  # type: ignore[arg-type]
+    told = chat.Conversation(SimpleNamespace(name="somebody"), None, True)
     told.run()
     assert told.messages == [{"role": "system", "content": "be"}]
     said = capsys.readouterr().err
@@ -256,5 +257,5 @@ def test_random_ids_are_not_special(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_output_that_is_piped_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that is read from a pipe ends with it; the end of input is told from an empty line."""
     monkeypatch.setattr("sys.stdin", io.StringIO(" a \n\n"))
-    told = chat.Conversation(SimpleNamespace(name=""), None, True)  # type: ignore[arg-type]
+    told = chat.Conversation(SimpleNamespace(name=""), None, True)
     assert [told._read() for _ in range(3)] == ["a", "", None]

@@ -281,6 +281,6 @@ def test_what_somebody_else_owns_or_can_write_is_not_loaded(tmp_path: Path, monk
             loader.build(folder)
     built.chmod(0o600)
     assert loader.build(folder) == built
-    monkeypatch.setattr(loader.os, "getuid", lambda: folder.stat().st_uid + 1)
+    monkeypatch.setattr("os.getuid", lambda: folder.stat().st_uid + 1)
     with pytest.raises(RuntimeError, match="set XDG_CACHE_HOME"):
         loader.cache_folder()

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.layers.moe import Mixture
@@ -35,10 +36,11 @@ NORMS = {"after_ffn", "after_mixer", "before_ffn", "before_mixer", "k_norm", "no
 def test_parameters_have_the_models_dtype_and_device(architecture: str) -> None:
     config = read_config(spelled_out(architecture))
     model = model_class(architecture)(config, dtype=torch.bfloat16, device=DEVICE, max_model_len=32)
+    assert isinstance(model, nn.Module)
     adds_one = isinstance(config, DecoderConfig) and config.norm.plus_one
     wide = set()
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        *_, module, own = ("", *name.split("."))
+        module, own = ("", *name.split("."))[-2:]
         assert tensor.is_meta, name
         if tensor.dtype is not torch.bfloat16 and own not in FLOAT32 and not (adds_one and module in NORMS):
             wide.add(name)
