@@ -3,9 +3,9 @@
     PYTHONPATH=FOLDER_OF_COVERAGE python tools/covered_tests.py MAP tests/scheduler tests/runner ...
 
 runs each folder's (or file's) CPU tests under coverage.py, one after the other, adds what they executed to the folder MAP,
-and writes MAP/map.json. Processes that tests start count for the test that started them. Kernels are left out, since Triton's
-run in an interpreter, and so is ``syncs``. coverage.py is no dependency of Headway: ``pip install --target FOLDER_OF_COVERAGE
-coverage``. What no test executes:
+and writes MAP/map.json. Processes that tests start count for the test that started them. Triton's kernels are left out, since
+they run in an interpreter, and so is ``syncs``. coverage.py is no dependency of Headway: ``pip install --target
+FOLDER_OF_COVERAGE coverage``. What no test executes:
 
     PYTHONPATH=FOLDER_OF_COVERAGE python -m coverage report --rcfile=MAP/coveragerc --show-missing
 
@@ -40,7 +40,7 @@ sigterm = true
 relative_files = true
 concurrency = thread, multiprocessing
 source = headway
-omit = headway/kernels/*, headway/syncs/*
+omit = headway/kernels/**/*triton*.py, headway/kernels/**/hopper/*, headway/syncs/*
 context = ${COVERED_TEST-}
 data_file = {place}/.coverage
 """

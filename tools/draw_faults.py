@@ -40,9 +40,11 @@ Lines = Mapping[tuple[str, int], Sequence[Mutation]]
 
 
 def candidates(floor: str) -> Lines:
-    """What can be done to each line of a floor; Triton's kernels are left out."""
+    """What can be done to each line of a floor, or of the files that a pattern such as ``kernels/*/reference.py`` names;
+    Triton's kernels are left out."""
     found: dict[tuple[str, int], list[Mutation]] = {}
-    for path in sorted((ROOT / "headway" / floor).rglob("*.py")):
+    top = ROOT / "headway"
+    for path in sorted(top.glob(floor) if "*" in floor else (top / floor).rglob("*.py")):
         if "triton" not in path.name:
             for each in mutations(path):
                 found.setdefault((each.file, each.number), []).append(each)

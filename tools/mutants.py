@@ -33,8 +33,16 @@ from tools.planted_floors import ROOT, nearest
 from tools.warm_pytest import WarmTree
 
 PYTEST = ("-q", "-x", "-m", MARKS)
-READ_SOURCES = ("tests/house/test_constants.py",)
+READ_SOURCES = (
+    "tests/house/test_constants.py",
+    "tests/house/test_host_tensors.py",
+    "tests/house/test_tree.py::test_python_files_obey[text_encoding]",
+)
 """Tests that see lines without executing them."""
+OF_FLOOR = {
+    "cli": ("tests/cli/test_cli_frozen.py", "tests/cli/test_commands.py::test_help_is_quick_and_loads_no_torch"),
+}
+"""Those that run a floor's modules in a process of their own, which is not watched."""
 EACH_FILE = 3
 MOST_TESTS = 400
 """Ids that one command line takes."""
@@ -97,7 +105,8 @@ def tests_of(mutation: Mutation, covered: CoverageMap, bound: float) -> list[str
     names = covered.tests(mutation.file, mutation.number)
     found = chosen(names, covered, bound) if names else nearest(mutation.file, bound)[1][len(PLANTED) + 1 :]
     limits = f"--timeout={2 * bound:g}", f"--session-timeout={4 * bound:g}"  # machines and moments differ by as much
-    return [*PYTEST, *limits, *found, *(each for each in READ_SOURCES if each not in found)]
+    always = (*READ_SOURCES, *OF_FLOOR.get(Path(mutation.file).parts[1], ()))
+    return [*PYTEST, *limits, *found, *(each for each in always if each not in found)]
 
 
 def out_of_time(output: str) -> bool:

@@ -92,7 +92,8 @@ class WarmTree:
         ended = self._waited(child, seconds)
         text = output.read_text(encoding="utf-8", errors="replace") if output.exists() else ""
         output.unlink(missing_ok=True)
-        broken = "while loading conftest" in text  # a fault keeps it from being imported
+        # A fault keeps a conftest or a test file from being imported.
+        broken = "while loading conftest" in text or "ERROR collecting" in text
         if ended == pytest.ExitCode.USAGE_ERROR and not broken:
             raise RuntimeError(f"{text}\npytest was asked for what is not there")
         return ended != 0, text if ended is not None else f"{text}\nTimeoutError: more than {seconds:g} s"

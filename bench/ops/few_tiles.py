@@ -116,7 +116,7 @@ def main() -> None:
                      "floor_us": floor, "mid_us": mid, "plain_us": plain, "own": repr(timed[0][1]),
                      "tiles": [[us, repr(tile)] for us, tile in timed]})  # fmt: skip
         if chosen.json:
-            chosen.json.write_text(json.dumps(kept, indent=1))
+            chosen.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -168,9 +168,15 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def layer_kinds(fields: Fields, period: int) -> tuple[str, ...]:
-    """Per layer its kind of attention: what layer_types says, else every ``period``-th layer is full and the others slide."""
+    """Per layer its kind of attention: what layer_types says, else every ``period``-th layer is full and the others slide.
+
+    Raises:
+        UnsupportedModelError: layer_types names more layers, or fewer.
+    """
     num_layers = fields.count("num_hidden_layers")
     kinds = fields.get("layer_types")
+    if kinds and len(kinds) != num_layers:
+        raise fields.refuse("layer_types", f"names {len(kinds)} layers, num_hidden_layers={num_layers}")
     return tuple(kinds or (FULL if (i + 1) % period == 0 else SLIDING for i in range(num_layers)))
 
 
@@ -222,5 +228,5 @@ def upper_layers_slide(fields: Fields, switch: str, first: int = 28) -> tuple[st
     num_layers = fields.count("num_hidden_layers")
     if not fields.flag(switch) or fields.get("sliding_window") is None:
         return (FULL,) * num_layers
-    least = fields.get("max_window_layers", first)
+    least = fields.whole("max_window_layers", first)
     return tuple(SLIDING if i >= least else FULL for i in range(num_layers))

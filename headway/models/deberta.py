@@ -80,7 +80,7 @@ class DebertaV2Model(EncoderModel):
         pooled = HeadLayer(name="pooler.dense", size=hidden, activation=pooler)
         heads = {**DENSE_HEADS, "classify": (pooled, HeadLayer(name="classifier", size=0))}
         # transformers counts no types where the field is 0, bert_like one; the table is then left out.
-        types = int(fields.number("type_vocab_size", 0, least=0))
+        types = fields.whole("type_vocab_size", 0)
         config = bert_like(fields.replaced(type_vocab_size=max(types, 1)), "deberta.", first_position=0, head=heads)
         names = tuple(f"attention.self.{name}_proj" for name in ("query", "key", "value"))
         block = config.blocks[0]

@@ -33,7 +33,7 @@ def feed_forward_kinds(fields: Fields) -> tuple[str, ...]:
         UnsupportedModelError: another kind, or not one for each layer.
     """
     layers, named = fields.count("num_hidden_layers"), fields.get("mlp_layer_types")
-    first, every = fields.get("first_k_dense_replace") or 0, fields.get("moe_layer_freq") or 1
+    first, every = fields.whole("first_k_dense_replace", 0), fields.whole("moe_layer_freq", 1) or 1
     has_experts = expert_count(fields, *EXPERTS) > 0
     if named is None:
         return tuple(SPARSE if has_experts and i >= first and i % every == 0 else DENSE for i in range(layers))
@@ -61,7 +61,7 @@ def read_latent(
         fields.with_defaults(scoring_func="sigmoid").choice("scoring_func", {"sigmoid": ""})
         fields.with_defaults(topk_method="noaux_tc").choice("topk_method", {"noaux_tc": ""})
         router = corrected_router(fields)
-    shared = (fields.get("n_shared_experts") or 0) * fields.count("moe_intermediate_size")
+    shared = fields.whole("n_shared_experts", 0) * fields.count("moe_intermediate_size")
     if mlp_bias and fields.get("n_shared_experts") == 0:
         raise fields.refuse(
             "n_shared_experts", "is not implemented with mlp_bias: transformers adds the bias of a block without rows"

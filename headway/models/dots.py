@@ -24,14 +24,14 @@ class Dots1ForCausalLM(DecoderModel):
         for name, known in (("scoring_func", ("sigmoid", "noaux_tc")), ("topk_method", ("noaux_tc",))):
             if fields.get(name) not in (None, *known):
                 raise fields.refuse(name, f"is not implemented; {' and '.join(known)} are")
-        layers, upper = fields.count("num_hidden_layers"), int(fields.number("max_window_layers", least=0))
+        layers, upper = fields.count("num_hidden_layers"), fields.whole("max_window_layers")
         slides = fields.get("sliding_window") is not None
         windows = layer_windows(fields, otherwise=[SLIDING if slides and i >= upper else FULL for i in range(layers)])
         bias = fields.flag("attention_bias")
         config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)
-        experts, first = expert_count(fields, *EXPERTS), int(fields.number("first_k_dense_replace", 0, least=0))
+        experts, first = expert_count(fields, *EXPERTS), fields.whole("first_k_dense_replace", 0)
         if not experts:
             return config
-        shared = (fields.get("n_shared_experts") or 0) * fields.count("moe_intermediate_size")
+        shared = fields.whole("n_shared_experts", 0) * fields.count("moe_intermediate_size")
         mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)
         return with_mixture(config, range(first, layers), replace(mixture, shared_name="shared_experts"))

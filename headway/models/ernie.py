@@ -68,7 +68,7 @@ class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that confi
             raise fields.refuse("moe_norm_min", "is not implemented; 1e-12 is")
         experts = expert_count(fields, "moe_num_experts", "num_experts")
         router = RouterSpec(top_k=fields.count("moe_k"), correction=_CORRECTION)
-        size, shared = fields.count("moe_intermediate_size"), int(fields.number("moe_num_shared_experts", 0, least=0))
+        size, shared = fields.count("moe_intermediate_size"), fields.whole("moe_num_shared_experts", 0)
         mixture = read_mixture(fields, experts, router, shared=shared * size)
         if mixture.shared is not None:
             mixture = replace(mixture, shared=replace(mixture.shared, bias=fields.flag("use_bias")))

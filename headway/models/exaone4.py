@@ -51,7 +51,7 @@ class ExaoneMoeForCausalLM(DecoderModel):
         )  # fmt: skip
         config = map_blocks(Exaone4ForCausalLM.read(fields), lambda _, block: replace(block, names=BlockNames()))
         experts = expert_count(fields, "num_experts")
-        shared = int(fields.number("num_shared_experts", 0, least=0)) * fields.count("moe_intermediate_size")
+        shared = fields.whole("num_shared_experts", 0) * fields.count("moe_intermediate_size")
         mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)
         sparse = [layer for layer, kind in enumerate(feed_forward_kinds(fields)) if kind == SPARSE]
         config = with_mixture(config, sparse, replace(mixture, shared_name="shared_experts"))

@@ -64,6 +64,24 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 )
 """Fields known to change the arithmetic of some model -> values that leave it alone."""
 
+_LIST, _OBJECT = (list, tuple), (Mapping,)
+SHAPES: Mapping[str, tuple[type, ...]] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            ("attn_type_list", "deepstack_visual_indexes", "full_attn_idxs", "full_attn_layers", "fullatt_block_indexes",
+             "indexer_types", "layer_types", "layers_block_type", "mlp_layer_types", "mlp_only_layers", "moe_layers",
+             "mrope_section", "no_rope_layers", "sscp_conv_kernel_size", "sscp_conv_stride_size"),
+            _LIST,
+        ),
+        **dict.fromkeys(
+            ("attn_config", "audio_config", "linear_attn_config", "per_layer_config", "rope_parameters", "rope_scaling",
+             "text_config", "vision_config"),
+            _OBJECT,
+        ),
+    }
+)  # fmt: skip
+"""Fields that are lists, or objects, or null, whatever the architecture."""
+
 
 class Fields(Mapping[str, Any]):
     """A config.json, or one of the objects in it. Reading it as a mapping counts as reading, too.
@@ -71,15 +89,24 @@ class Fields(Mapping[str, Any]):
     Args:
         config: as it was parsed.
         defaults: what the architecture takes absent fields for. A field that is null is present.
+
+    Raises:
+        UnsupportedModelError: ``config`` is no object. Reading raises it where a field of ``SHAPES`` has another shape.
     """
 
     def __init__(self, config: Mapping[str, Any], defaults: Mapping[str, Any] = MappingProxyType({})) -> None:
+        if not isinstance(config, Mapping):
+            raise UnsupportedModelError(f"config.json: an object is wanted in place of {config!r:.60}")
         self._values = {**defaults, **config}
         self._read: set[str] = set()
 
     def __getitem__(self, name: str) -> Any:
         self._read.add(name)
-        return self._values[name]
+        value, shape = self._values[name], SHAPES.get(name)
+        if shape is not None and value is not None and not isinstance(value, shape):
+            wanted = "a list" if shape is _LIST else "an object"
+            raise UnsupportedModelError(f"config.json: {name} must be {wanted}, got {value!r:.60}")
+        return value
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._values)
@@ -109,6 +136,13 @@ class Fields(Mapping[str, Any]):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise UnsupportedModelError(f"config.json: {name} must be a positive integer, got {value!r:.60}")
         return value
+
+    def whole(self, name: str, default: int | None = None) -> int:
+        """An integer from 0 on; ``default`` in place of null and absence."""
+        value = self.number(name, default, least=0)
+        if not value.is_integer():
+            raise UnsupportedModelError(f"config.json: {name} must be an integer >= 0, got {value!r:.60}")
+        return int(value)
 
     def number(self, name: str, default: float | None = None, *, least: float = -math.inf) -> float:
         """A finite number from ``least`` on; ``default`` in place of null and absence."""

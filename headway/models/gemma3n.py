@@ -244,7 +244,7 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
         sparse = _by_layer(fields, "activation_sparsity_pattern", _sparse_layers(len(kinds)))
         altup = AltUpSpec(
             streams=fields.count("altup_num_inputs"),
-            active=int(fields.number("altup_active_idx", 0, least=0)),
+            active=fields.whole("altup_active_idx", 0),
             scale=fields.flag("altup_correct_scale"),
             laurel_rank=fields.count("laurel_rank"),
         )

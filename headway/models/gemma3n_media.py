@@ -101,10 +101,7 @@ class Gemma3nForConditionalGeneration(HearingModel, MobileSightModel, Gemma3nFor
 
 
 def _part(fields: Fields, medium: str) -> Fields:
-    found = fields.get(f"{medium}_config")
-    if found is not None and not isinstance(found, Mapping):
-        raise fields.refuse(f"{medium}_config", "must be an object")
-    return Fields(found or {})
+    return Fields(fields.get(f"{medium}_config") or {})
 
 
 def _embedder(fields: Fields, medium: str, width: int, **defaults: int) -> EmbedderSpec:
@@ -148,7 +145,7 @@ def read_audio(fields: Fields, width: int) -> AudioSpec:
         sscp_conv_kernel_size=[[3, 3], [3, 3]], sscp_conv_stride_size=[[2, 2], [2, 2]],
     )  # fmt: skip
     for name, wanted in (("sscp_conv_kernel_size", [[3, 3]] * 2), ("sscp_conv_stride_size", [[2, 2]] * 2)):
-        if [list(each) for each in own[name]] != wanted:
+        if [list(each) if isinstance(each, list | tuple) else each for each in own[name] or ()] != wanted:
             raise own.refuse(name, f"is not implemented; {wanted} is")
     hidden, heads, channels = (
         own.count("hidden_size"),
@@ -159,7 +156,7 @@ def read_audio(fields: Fields, width: int) -> AudioSpec:
         raise own.refuse("conf_num_attention_heads", f"does not divide hidden_size = {hidden}, which must be even")
     if not isinstance(channels, list | tuple) or len(channels) != 2:
         raise own.refuse("sscp_conv_channel_size", "must be two numbers")
-    past, future = own.count("conf_attention_context_left"), int(own.number("conf_attention_context_right", least=0))
+    past, future = own.count("conf_attention_context_left"), own.whole("conf_attention_context_right")
     return AudioSpec(
         names=_NAMES,
         mel_bins=own.count("input_feat_size"),

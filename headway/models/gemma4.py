@@ -86,7 +86,7 @@ class Gemma4ForCausalLM(DecoderModel):
         ropes = read_ropes(fields, full_theta=1e6, sliding_theta=1e4)
         config = llama_like(fields, windows=windows, names=SANDWICH, qk_norm="head", rope=ropes[SLIDING])
         sources, first = shared_layers(fields, kinds)
-        side = int(fields.number("hidden_size_per_layer_input", 0, least=0))
+        side = fields.whole("hidden_size_per_layer_input", 0)
         fields.get("num_experts")  # honoured: without the block there are none
         mixture = read_routed(fields, gelu) if fields.flag("enable_moe_block") else None
 
@@ -147,7 +147,7 @@ def shared_layers(fields: Fields, kinds: tuple[str, ...]) -> tuple[tuple[int | N
     Raises:
         UnsupportedModelError: there is no such layer.
     """
-    first = len(kinds) - int(fields.number("num_kv_shared_layers", 0, least=0))
+    first = len(kinds) - fields.whole("num_kv_shared_layers", 0)
     below = {kind: layer for layer, kind in enumerate(kinds[: max(first, 0)])}
     if first < len(kinds) and not set(kinds[max(first, 0) :]) <= set(below):
         raise fields.refuse("num_kv_shared_layers", "leaves no layer below whose keys a shared layer could read")

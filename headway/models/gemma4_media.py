@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,7 +96,7 @@ class Gemma4ForConditionalGeneration(HearingModel, VisionLanguageModel, Gemma4Fo
             architecture=fields["architectures"][0],
             sight=sight,
             media=(token, *media),
-            padding=int(nested.number("pad_token_id", 0, least=0)),
+            padding=nested.whole("pad_token_id", 0),
             audio=None if defaults["audio_token_id"] is None else read_audio(fields, text.hidden_size),
             audio_token=-1 if defaults["audio_token_id"] is None else defaults.count("audio_token_id"),
         )
@@ -112,8 +111,6 @@ def read_audio(fields: Fields, width: int) -> AudioSpec | None:
     found = fields.get("audio_config")
     if found is None:
         return None
-    if not isinstance(found, Mapping):
-        raise fields.refuse("audio_config", "must be an object")
     own = Fields(found).with_defaults(
         hidden_size=1024, num_hidden_layers=12, num_attention_heads=8, hidden_act="silu",
         subsampling_conv_channels=[128, 32], conv_kernel_size=5, residual_weight=0.5, attention_chunk_size=12,
@@ -127,7 +124,7 @@ def read_audio(fields: Fields, width: int) -> AudioSpec | None:
     channels = own["subsampling_conv_channels"]
     if not isinstance(channels, list | tuple) or len(channels) != 2 or channels[0] % 4:
         raise own.refuse("subsampling_conv_channels", "must be two numbers, the first a multiple of 4")
-    past, right = own.count("attention_context_left") - 1, int(own.number("attention_context_right", least=0))
+    past, right = own.count("attention_context_left") - 1, own.whole("attention_context_right")
     if past < 1:
         raise own.refuse("attention_context_left", "must be at least 2: a row sees itself")
     span = (own.count("attention_chunk_size") + past + right) // 2

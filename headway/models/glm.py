@@ -54,8 +54,8 @@ class Glm4MoeForCausalLM(DecoderModel):
         experts = expert_count(fields, "n_routed_experts", "num_local_experts", "num_experts")
         norm: Literal["", "head"] = "head" if fields.flag("use_qk_norm") else ""
         config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=norm, partial=True)
-        first, layers = int(fields.number("first_k_dense_replace", least=0)), len(config.blocks)
-        shared = int(fields.number("n_shared_experts", 0, least=0)) * fields.count("moe_intermediate_size")
+        first, layers = fields.whole("first_k_dense_replace"), len(config.blocks)
+        shared = fields.whole("n_shared_experts", 0) * fields.count("moe_intermediate_size")
         mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)
         config = behind_last(config, next_layers(fields.with_defaults(num_nextn_predict_layers=1)))
         return with_mixture(config, range(first, layers), replace(mixture, shared_name="shared_experts"))

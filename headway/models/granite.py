@@ -82,7 +82,7 @@ class GraniteMoeSharedForCausalLM(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         """The configuration in a config.json; see ``models.interface.Architecture``."""
         config = GraniteMoeForCausalLM.read(fields)
-        mixture = _mixture(fields, int(fields.number("shared_intermediate_size", 0, least=0)))
+        mixture = _mixture(fields, fields.whole("shared_intermediate_size", 0))
         return with_mixture(config, range(len(config.blocks)), mixture)
 
 

@@ -29,11 +29,11 @@ class JambaForCausalLM(DecoderModel):
             expert_layer_offset=1, num_experts_per_tok=2,
         )  # fmt: skip
         layers, experts = fields.count("num_hidden_layers"), fields.count("num_experts")
-        period, offset = fields.count("expert_layer_period"), int(fields.number("expert_layer_offset", least=0))
+        period, offset = fields.count("expert_layer_period"), fields.whole("expert_layer_offset")
         sparse = [i for i in range(layers) if experts > 1 and i % period == offset]
         router = RouterSpec(top_k=fields.count("num_experts_per_tok"), renormalise=False, name="router")
         mixture = read_mixture(fields, experts, router, size="intermediate_size") if sparse else None
-        period, offset = fields.count("attn_layer_period"), int(fields.number("attn_layer_offset", least=0))
+        period, offset = fields.count("attn_layer_period"), fields.whole("attn_layer_offset")
         kinds = kinds_of(fields, [ATTENTION if i % period == offset else STATE for i in range(layers)])
         check_activation(fields, kinds)
         names = BlockNames(before_ffn="pre_ff_layernorm", ffn="feed_forward")

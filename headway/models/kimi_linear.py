@@ -64,7 +64,7 @@ class KimiLinearForCausalLM(DecoderModel):
         sparse = [layer for layer, kind in enumerate(feed_forward_kinds(fields)) if kind == SPARSE]
         if not sparse:
             return config
-        shared = (fields.get("n_shared_experts") or 0) * fields.count("moe_intermediate_size")
+        shared = fields.whole("n_shared_experts", 0) * fields.count("moe_intermediate_size")
         experts = expert_count(fields, "num_local_experts", "num_experts")
         mixture = read_mixture(fields, experts, corrected_router(fields), names=NAMES, shared=shared)
         return with_mixture(config, sparse, replace(mixture, shared_name="shared_experts"))

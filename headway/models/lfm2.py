@@ -64,7 +64,7 @@ class Lfm2MoeForCausalLM(DecoderModel):
             intermediate_size=7168, block_auto_adjust_ff_dim=False, num_dense_layers=2, num_experts=32, num_experts_per_tok=4,
             moe_intermediate_size=1792, norm_topk_prob=True, use_expert_bias=True, routed_scaling_factor=1.0,
         )  # fmt: skip
-        config, dense = Lfm2ForCausalLM.read(fields), int(fields.number("num_dense_layers", least=0))
+        config, dense = Lfm2ForCausalLM.read(fields), fields.whole("num_dense_layers")
         router = RouterSpec(
             top_k=fields.count("num_experts_per_tok"),
             scoring="sigmoid",

@@ -129,7 +129,7 @@ class LongcatFlashForCausalLM(DecoderModel):
             raise fields.refuse("q_lora_rank", "must be a positive integer")
         inner = fields.count("ffn_hidden_size")
         config = latent_like(fields.replaced(num_hidden_layers=2 * layers, intermediate_size=inner), interleaved=True)
-        experts, zeros = expert_count(fields, "n_routed_experts"), int(fields.number("zero_expert_num", 0, least=0))
+        experts, zeros = expert_count(fields, "n_routed_experts"), fields.whole("zero_expert_num", 0)
         router = RouterSpec(
             top_k=fields.count("moe_topk"),
             renormalise=False,

@@ -32,7 +32,7 @@ class Qwen2MoeForCausalLM(DecoderModel):
         switch, layers = "use_sliding_window", fields.count("num_hidden_layers")
         kinds = (FULL,) * layers
         if fields.flag(switch):
-            upper = int(fields.number("max_window_layers", least=0))
+            upper = fields.whole("max_window_layers")
             kinds = tuple(SLIDING if i % 2 == 0 and i < upper else FULL for i in range(layers))
         fields.get("attention_bias")  # old exporters wrote it; it has no effect
         windows = layer_windows(fields, switch=switch, otherwise=kinds)

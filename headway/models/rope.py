@@ -214,12 +214,15 @@ def read_rope(
     Raises:
         UnsupportedModelError: an unknown kind or field, or a field that is missing or out of range.
     """
-    fields = dict(config.get("rope_scaling") or config.get("rope_parameters") or {})
+    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(given, Mapping):
+        raise UnsupportedModelError(f"config.json: rope_parameters must be an object, got {given!r:.60}")
+    fields = dict(given)
     for name, value in fields.items():
         if name not in _KNOWN_KEYS or isinstance(value, Mapping):
             raise UnsupportedModelError(f"config.json: rope field {name!r} = {value!r:.60} is not implemented")
     kind = fields.get("rope_type") or fields.get("type") or "default"
-    if kind not in ROPE_KINDS:
+    if not isinstance(kind, str) or kind not in ROPE_KINDS:
         raise UnsupportedModelError(f"config.json: rope type {kind!r} is not implemented; {', '.join(ROPE_KINDS)} are")
     outer = {name: config[name] for name in ("rope_theta", "partial_rotary_factor") if config.get(name) is not None}
     fields = outer | {name: value for name, value in fields.items() if value is not None}

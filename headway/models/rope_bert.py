@@ -50,7 +50,7 @@ def _rope_bert(
         ffn=replace(mlp, size=sizes.inner, activation=fields.choice("hidden_act", ACTIVATIONS)),
         norms=("norm1", "norm2"),
     )  # fmt: skip
-    types = int(fields.number("type_vocab_size", 0, least=0))
+    types = fields.whole("type_vocab_size", 0)
     return EncoderConfig(
         architecture=fields["architectures"][0],
         vocab_size=sizes.vocab_size,

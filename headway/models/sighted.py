@@ -68,7 +68,7 @@ def sighted_text(
     values.setdefault("tie_word_embeddings", tied)
     if not decoder:
         kind = values.get("model_type", "llama")
-        if kind not in _TEXT_CLASSES:
+        if not isinstance(kind, str) or kind not in _TEXT_CLASSES:
             known = ", ".join(_TEXT_CLASSES)
             raise UnsupportedModelError(
                 f"config.json: text_config.model_type = {kind!r} is not implemented here; {known} are"
@@ -243,7 +243,7 @@ def _rope_sections(values: Mapping[str, Any]) -> tuple[tuple[int, ...], dict[str
 def _qwen_text(fields: Fields, decoder: str, default: tuple[int, ...]) -> tuple[DecoderConfig, tuple[int, ...]]:
     """The decoder and its sections."""
     nested = fields.get("text_config")
-    values = dict(fields if nested is None else nested)
+    values = dict(fields if nested is None else Fields(nested))
     for name in ("use_mrope", "rope_interleaved"):
         values.pop(name, None)
     name = "rope_parameters" if values.get("rope_parameters") else "rope_scaling"

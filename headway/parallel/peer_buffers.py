@@ -160,7 +160,7 @@ def meet(
     buffers: PeerBuffers | None = None
     try:
         buffers = PeerBuffers(driver(), size)
-        offer = Offer(HOST.read_text().strip(), cards[own], buffers.handle())
+        offer = Offer(HOST.read_text(encoding="utf-8").strip(), cards[own], buffers.handle())
     except (OSError, AttributeError) as error:  # no driver, or one that knows no such function
         offer = Offer(refusal=str(error))
     offers = [msgspec.msgpack.decode(each, type=Offer) for each in gather(msgspec.msgpack.encode(offer))]

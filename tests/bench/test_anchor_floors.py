@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import platform
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from typer.testing import CliRunner
 
-from headway.cli.bench.anchors import command, floors, generation
+from headway.cli.bench.anchors import command, context, floors, generation
 from headway.cli.bench.anchors.context import spec_of
 from headway.cli.bench.anchors.table import Table, known_figures, markdown
 from headway.cli.main import app
@@ -94,3 +95,15 @@ def test_the_command_names_the_card(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(floors, "bandwidth", lambda card: 3.0e12)
     result = CliRunner().invoke(app, ["bench", "anchors", "--model", "nothing-like-it", "--out", str(tmp_path)])
     assert f"{H100}: bandwidth for floors 3.00 TB/s, measured just now; no goals" in result.stderr
+
+
+@pytest.mark.parametrize("card", [False, True])
+def test_a_closed_engines_memory_goes_back_to_the_card(card: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was frozen is collected, too, and only then the allocator lets go."""
+    done: list[str] = []
+    steps = {name: (lambda name=name: done.append(name)) for name in ("unfreeze", "collect")}
+    monkeypatch.setattr(context, "gc", SimpleNamespace(**steps))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: card)
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: done.append("emptied"))
+    context.free_memory()
+    assert done == ["unfreeze", "collect", *(["emptied"] if card else [])]

@@ -1,5 +1,5 @@
-"""The numbers that the package gives names to: limits, time-outs, sizes of tables, as ``python -m tests.house.constants``
-lists them.
+"""The numbers that the package gives names to: limits, time-outs, sizes of tables, what a record's fields are unless somebody
+says otherwise, as ``python -m tests.house.constants`` lists them.
 
 They stand in constants.txt, too: tests compare with a limit by its name, and so follow it wherever a slip of a key takes it.
 """
@@ -7,6 +7,7 @@ They stand in constants.txt, too: tests compare with a limit by its name, and so
 from __future__ import annotations
 
 import ast
+import math
 import operator
 import sys
 from collections.abc import Callable, Iterator
@@ -15,8 +16,10 @@ from pathlib import Path
 from tests.house.source import ROOT
 
 LISTED = Path(__file__).parent / "constants.txt"
-APART = ("kernels", "syncs", "cli")
-"""Kernels' constants are tiles that their own tests vary; the others are no part of what serves."""
+APART = ("kernels", "syncs")
+"""Kernels' constants are tiles that their own tests vary; ``syncs`` is no part of what serves."""
+RECORDS_APART = ("core",)
+"""tests/core/test_defaults.py and tests/api/test_arguments.py say what its records' fields are."""
 OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
     ast.FloorDiv: operator.floordiv, ast.LShift: operator.lshift, ast.USub: operator.neg,
@@ -25,6 +28,8 @@ OPERATORS: dict[type[ast.AST], Callable[..., float]] = {
 
 def number(node: ast.AST | None) -> float | None:
     """The value of an expression of nothing but numbers; None: it is another one."""
+    if ast.unparse(node or ast.Pass()) == "float('inf')":
+        return math.inf
     if isinstance(node, ast.Constant):
         return node.value if isinstance(node.value, int | float) and not isinstance(node.value, bool) else None
     parts = (
@@ -41,8 +46,16 @@ def number(node: ast.AST | None) -> float | None:
 
 
 def named(text: str) -> Iterator[tuple[str, float]]:
-    """Names and numbers that a module assigns at its top, one or several at a time."""
-    for statement in ast.parse(text).body:
+    """Names and numbers that a module, or a class at its top, assigns, one or several at a time."""
+    body = ast.parse(text).body
+    yield from _assigned(body)
+    for statement in body:
+        if isinstance(statement, ast.ClassDef):
+            yield from ((f"{statement.name}.{name}", value) for name, value in _assigned(statement.body))
+
+
+def _assigned(body: list[ast.stmt]) -> Iterator[tuple[str, float]]:
+    for statement in body:
         if isinstance(statement, ast.Assign):
             targets, value = statement.targets[0], statement.value
         elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
@@ -69,7 +82,9 @@ def found() -> list[str]:
     for path in sorted((ROOT / "headway").rglob("*.py")):
         place = path.relative_to(ROOT / "headway")
         if place.parts[0] not in APART:
-            lines += [f"{place} {name} {value}" for name, value in named(path.read_text(encoding="utf-8"))]
+            for name, value in named(path.read_text(encoding="utf-8")):
+                if "." not in name or place.parts[0] not in RECORDS_APART:
+                    lines.append(f"{place} {name} {value}")
     return lines
 
 

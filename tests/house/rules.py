@@ -31,6 +31,8 @@ MUTABLE_TYPES = {"list", "dict", "set", "defaultdict", "OrderedDict", "deque", "
 MUTABLE_TYPES |= {"WeakKeyDictionary", "WeakValueDictionary", "WeakSet"}
 MUTATING_METHODS = {"append", "extend", "insert", "remove", "pop", "popitem", "clear", "update", "setdefault", "add"}
 MUTATING_METHODS |= {"discard", "appendleft", "popleft", "sort", "reverse"}
+TEXT_MODES = {f"{way}{plus}" for way in "rwax" for plus in ("", "+")}
+BINARY = {f"{mode[0]}b{mode[1:]}" for mode in TEXT_MODES}
 UNFINISHED = re.compile(r"\b(TO" r"DO|FIX" r"ME|XX" r"X)\b")
 
 ARCHITECTURES = {"hopper"}  # headway/kernels/<op>/<architecture>: kernels that only such cards run
@@ -246,6 +248,25 @@ def root_imports(source: Source) -> Iterator[Violation]:
             yield Violation(source.path, node.lineno, "imports headway as a whole")
 
 
+def text_encoding(source: Source) -> Iterator[Violation]:
+    """Text files are read and written in an encoding of our own, not the locale's."""
+    for node in ast.walk(source.tree) if source.floor is not None else ():
+        if isinstance(node, ast.Call) and _is_of_text(node) and all(each.arg != "encoding" for each in node.keywords):
+            yield Violation(source.path, node.lineno, f"{called_name(node)}() without encoding= takes the locale's")
+
+
+def _is_of_text(call: ast.Call) -> bool:
+    """Whether a call reads or writes text; of ``open`` methods, which others have, those that name a mode or are a path's."""
+    name, method = called_name(call), called_name(call).rpartition(".")[2]
+    modes = [each.value for each in (*call.args, *(k.value for k in call.keywords)) if isinstance(each, ast.Constant)]
+    if method in ("read_text", "write_text"):
+        return isinstance(call.func, ast.Attribute) and "utf-8" not in modes
+    is_known = name == "open" or method == "fdopen" or "Path(" in ast.unparse(call.func)
+    if method not in ("open", "fdopen") or any(mode in BINARY for mode in modes):
+        return False
+    return is_known or any(mode in TEXT_MODES for mode in modes)
+
+
 def unfinished(source: Source) -> Iterator[Violation]:
     """Nothing is left for later in the code; what is left for later goes into docs/log.md."""
     for number, line in enumerate(source.lines, start=1):
@@ -264,5 +285,6 @@ PYTHON_RULES: tuple[Rule, ...] = (
     host_reads,
     core_imports,
     root_imports,
+    text_encoding,
 )
 TEXT_RULES: tuple[Rule, ...] = (unfinished,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 
 import pytest
 
@@ -20,7 +21,17 @@ def test_every_named_number_has_its_listed_value() -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("3", 3), ("-2.5", -2.5), ("4 * 2**20", 4 << 20), ("1 << 3", 8), ("7 // 2", 3), ("1 / 4", 0.25), ("True", None)],
+    [
+        ("3", 3),
+        ("-2.5", -2.5),
+        ("4 * 2**20", 4 << 20),
+        ("1 << 3", 8),
+        ("7 // 2", 3),
+        ("1 / 4", 0.25),
+        ("True", None),
+        ("float('inf')", math.inf),
+        ("int('3')", None),
+    ],
 )
 def test_what_a_number_is(text: str, value: float | None) -> None:
     assert number(ast.parse(text, mode="eval").body) == value
@@ -29,4 +40,6 @@ def test_what_a_number_is(text: str, value: float | None) -> None:
 def test_which_are_named() -> None:
     text = "A = 3\nB: int = 4 * 2\nC, D = 1, 2.5\nE = (1, 2)\nF = G = 5\n"
     text += "H = 'x'\nK = 1 + A\nM: int\ndef f() -> None:\n    N = 3\n"
-    assert [*named(text)] == [("A", 3), ("B", 8), ("C", 1), ("D", 2.5), ("E[0]", 1), ("E[1]", 2), ("F", 5)]
+    text += "class R:\n    p: int = 3\n    q: tuple[int, int] = (4, 5)\n    r: bool = True\n"
+    assert [*named(text)] == [("A", 3), ("B", 8), ("C", 1), ("D", 2.5), ("E[0]", 1), ("E[1]", 2), ("F", 5),
+                               ("R.p", 3), ("R.q[0]", 4), ("R.q[1]", 5)]  # fmt: skip

@@ -267,3 +267,20 @@ def test_preferred_dtype_follows_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(ops, "available", lambda native=native: native)
         monkeypatch.setattr(instructions, "cpu_flags", lambda flags=flags: frozenset(flags))
         assert ops.preferred_dtype() is expected
+
+
+@needs_native
+def test_what_somebody_else_owns_or_can_write_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder, and the library in it."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = loader.cache_folder()
+    built = loader.build(folder)
+    for mode in (0o620, 0o602):
+        built.chmod(mode)
+        with pytest.raises(RuntimeError, match=f"{built.name} can be written by others"):
+            loader.build(folder)
+    built.chmod(0o600)
+    assert loader.build(folder) == built
+    monkeypatch.setattr("os.getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(RuntimeError, match="set XDG_CACHE_HOME"):
+        loader.cache_folder()

@@ -20,6 +20,7 @@ NOT_THEIRS = ("MiMoForCausalLM", "MiniMaxM1ForCausalLM", "MiniMaxText01ForCausal
 INCOMPLETE: Mapping[str, str] = {
     "DeepseekV2ForCausalLM": "num_experts_per_tok", "Gemma3ForConditionalGeneration": "mm_tokens_per_image",
     "Gemma4ForConditionalGeneration": "vision_config", "Glm4MoeForCausalLM": "set head_dim",
+    "Idefics3ForConditionalGeneration": "image_size", "SmolVLMForConditionalGeneration": "image_size",
     "Qwen2VLForConditionalGeneration": "hidden_size",
     "Qwen2_5_VLForConditionalGeneration": "out_hidden_size", "Qwen3VLForConditionalGeneration": "out_hidden_size",
 }  # fmt: skip

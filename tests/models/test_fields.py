@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headway.core.errors import UnsupportedModelError
-from headway.models.fields import NEUTRAL, Fields
+from headway.models.fields import NEUTRAL, SHAPES, Fields
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,31 @@ def test_counts_are_integers_from_one_on(value: object, fits: bool) -> None:
         return
     with pytest.raises(UnsupportedModelError, match="n must be a positive integer"):
         fields.count("n")
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [(0, 0), (7, 7), (2.0, 2), (None, 3), (-1, None), (0.5, None), (True, None), ("1", None), ([1], None)],
+)
+def test_whole_numbers_begin_with_none_at_all(value: object, found: int | None) -> None:
+    fields = Fields({"n": value})
+    if found is not None:
+        assert fields.whole("n", 3) == found and isinstance(fields.whole("n", 3), int)
+        return
+    with pytest.raises(UnsupportedModelError, match="n must be"):
+        fields.whole("n", 3)
+
+
+def test_lists_and_objects_are_what_they_are() -> None:
+    for name, shape in SHAPES.items():
+        fits: list[Any] = [[], [1], (2,)] if list in shape else [{}, {"a": 1}]
+        for value in (None, *fits):
+            assert Fields({name: value})[name] == value
+        for value in ("x", 1, True, [1] if list not in shape else {}):
+            with pytest.raises(UnsupportedModelError, match=f"{name} must be a"):
+                Fields({name: value}).get(name)
+    with pytest.raises(UnsupportedModelError, match="an object is wanted in place of 'x'"):
+        Fields("x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("least", [0, 1, -2.5, 0.5])
@@ -38,7 +63,7 @@ def test_what_is_not_read_is_refused_unless_it_changes_nothing() -> None:
     for name, neutral in NEUTRAL.items():
         for value in neutral:
             Fields({name: value}).refuse_unread()
-        other = Fields({name: "something else"})
+        other = Fields({name: ["something else"] if name in SHAPES else "something else"})
         with pytest.raises(UnsupportedModelError, match=name):
             other.refuse_unread()
         with pytest.raises(UnsupportedModelError, match=name):

@@ -10,7 +10,7 @@ import pytest
 from tools import mutations as mutations_module
 from tools.covered_tests import CoverageMap
 from tools.draw_faults import candidates, drawn, sampled
-from tools.mutants import Mutant, chosen, keep, kept, out_of_time, page, survivors, table
+from tools.mutants import OF_FLOOR, READ_SOURCES, Mutant, chosen, keep, kept, out_of_time, page, survivors, table
 from tools.mutations import ROOT, Mutation, is_python, mutations
 
 SOURCE = '''"""A module."""
@@ -92,6 +92,19 @@ def test_a_draw_depends_on_its_seed_alone() -> None:
     assert [each.file.split("/")[1] for each in drawn(3, 2, floors)] == ["scheduler"] * 2 + ["state"] * 2
     for each in some:
         assert sum(line.strip() == each.old for line in (ROOT / each.file).read_text().splitlines()) == 1
+
+
+def test_files_by_a_pattern() -> None:
+    found = {file for file, _ in candidates("kernels/*/reference.py")}
+    assert len(found) > 40 and {file.rpartition("/")[2] for file in found} == {"reference.py"}
+
+
+def test_tests_that_always_run() -> None:
+    """They are there, and run for what they see."""
+    for each in (*READ_SOURCES, *(name for names in OF_FLOOR.values() for name in names)):
+        file, _, name = each.partition("::")
+        text = (ROOT / file).read_text(encoding="utf-8")
+        assert f"def {name.partition('[')[0]}" in text
 
 
 def test_the_tests_of_a_line(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def quant_linear(
 
 
 def multiply(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, planned: Plan, exact: bool = False
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, planned: Plan, exact: bool
 ) -> torch.Tensor:
     """``quant_linear`` of tensors that were checked: x and bias of one dtype, float32 or, unless ``exact``, bfloat16, all
     contiguous."""

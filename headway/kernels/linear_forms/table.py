@@ -79,7 +79,7 @@ def measured(op: str, outputs: int, inputs: int, card: Card) -> Measured | None:
 @lru_cache(maxsize=1)
 def shipped() -> Entries:
     """What comes with the package, measured on one H200 in bfloat16."""
-    return _entries(json.loads(SHIPPED.read_text())["entries"])
+    return _entries(json.loads(SHIPPED.read_text(encoding="utf-8"))["entries"])
 
 
 def tuned_path(card: Card) -> Path:
@@ -95,7 +95,7 @@ def save_tuned(card: Card, found: Mapping[Key, Mapping[int, Numbers]]) -> Path:
     merged = merge(_read_tuned(card) or {}, found)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps({**header(card), "entries": listed(merged)}, indent=1))
+    partial.write_text(json.dumps({**header(card), "entries": listed(merged)}, indent=1), encoding="utf-8")
     partial.replace(path)  # whoever reads meanwhile has the old one or the new one, whole
     return path
 
@@ -147,7 +147,7 @@ def _entries(rows: Iterable[list[Any]]) -> Entries:
 def _read_tuned(card: Card) -> Entries | None:
     path = tuned_path(card)
     try:
-        data = json.loads(path.read_text())
+        data = json.loads(path.read_text(encoding="utf-8"))
         told = {key: data.get(key) for key in header(card)}
         if told != header(card):
             changed = ", ".join(key for key, value in header(card).items() if told[key] != value)

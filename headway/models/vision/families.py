@@ -79,6 +79,9 @@ def siglip_tower(
     )  # fmt: skip
     layers = fields.count("num_hidden_layers")
     patch = side(fields, "patch_size")
+    positions = side(fields, "image_size") // patch
+    if positions % group:
+        raise fields.refuse("image_size", f"has {positions}^2 patches, of which {group}^2 each are to become one")
     return VisionSpec(
         prefix=prefix,
         names=_SIGLIP,
@@ -88,7 +91,7 @@ def siglip_tower(
         channels=fields.count("num_channels"),
         num_layers=layers,
         stored_layers=layers,
-        positions=side(fields, "image_size") // patch,
+        positions=positions,
         norm=NormSpec(fields.number("layer_norm_eps", 1e-6, least=0), "layer", bias=True),
         mlp=MLPSpec(
             size=fields.count("intermediate_size"), activation=fields.choice("hidden_act", ACTIVATIONS), gated=False,
@@ -162,7 +165,7 @@ def qwen25_tower(fields: Fields, out: int) -> VisionSpec:
         ),
         group=group,
         window=window,
-        full_layers=tuple(fields["fullatt_block_indexes"]),
+        full_layers=_blocks(fields, "fullatt_block_indexes"),
         projector=ProjectorSpec(
             norm="ln_q", norm_spec=norm, products=("mlp.0", "mlp.2"), widths=(wide, _out(fields, out))
         ),
@@ -240,7 +243,7 @@ def qwen3_tower(fields: Fields, out: int) -> VisionSpec:
         # In the order in which the tower passes them, whatever the list's is.
         deepstack=tuple(
             (layer, f"visual.deepstack_merger_list.{i}.", behind)
-            for layer, i in sorted((layer, i) for i, layer in enumerate(fields["deepstack_visual_indexes"]))
+            for layer, i in sorted((layer, i) for i, layer in enumerate(_blocks(fields, "deepstack_visual_indexes")))
         ),
     )  # fmt: skip
 
@@ -339,6 +342,14 @@ def gemma4_tower(fields: Fields, out: int) -> VisionSpec:
 
 def _channels(fields: Fields) -> int:
     return 3 if fields.get("in_chans") == 3 else fields.count("in_channels")
+
+
+def _blocks(fields: Fields, name: str) -> tuple[int, ...]:
+    """Numbers of a tower's blocks."""
+    found = fields[name]
+    if found is None or not all(isinstance(each, int) and each >= 0 for each in found):
+        raise fields.refuse(name, "must be a list of numbers from 0 on")
+    return tuple(found)
 
 
 def _out(fields: Fields, out: int) -> int:

@@ -109,7 +109,7 @@ def _one(bench: Bench, args: ServeArgs, process: subprocess.Popen[bytes], names:
 def processor_seconds(pid: int) -> float | None:
     """User and system time of one process, its children not counted (the engine is one); None where /proc is not."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return None
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
