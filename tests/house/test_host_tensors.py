@@ -27,7 +27,7 @@ MADE: dict[str, int] = {
     "models/audio/conformer.py": 2,
     "models/decoder.py": 1,
     "models/heads.py": 1,
-    "models/layers/attention.py": 8,
+    "models/layers/attention.py": 9,
     "models/layers/delta_net.py": 2,
     "models/layers/distance.py": 1,
     "models/layers/lightning.py": 3,
