@@ -18,6 +18,7 @@ from typing import Final
 from headway.syncs.places import Site
 
 MAX_STACK = 12
+_HERE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 @functools.cache
@@ -106,6 +107,7 @@ def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:
                 own = own or here
             if len(stack) < MAX_STACK:
                 stack.append(f"{here} {here.function}")
-        fallback = here
+        if not code.co_filename.startswith(_HERE):  # a driver's callback on a thread of its own has no other frames
+            fallback = here
         frame = frame.f_back
     return own or library or fallback or Site("<native thread>", 0, ""), tuple(stack)
