@@ -7,6 +7,11 @@ from typing import Any, Final
 
 from headway.syncs.errors import SyncError
 from headway.syncs.findings import Kind
+from headway.syncs.frames import in_own_operation, locate
+from headway.syncs.places import Site
+
+MADE_BY: Final = "LiveProbe.observed"
+"""What makes calls."""
 
 
 class Call:
@@ -15,15 +20,25 @@ class Call:
     Attributes:
         label: "Tensor.item".
         waited: whether some probe saw a wait inside.
+        inner: where waits were seen in an operation of the user's own that it runs: their sites and stacks.
         driver_micros: time spent in blocking driver calls; None unless a driver probe is attached and saw one.
     """
 
-    __slots__ = ("driver_micros", "label", "waited")
+    __slots__ = ("driver_micros", "inner", "label", "waited")
 
     def __init__(self, label: str) -> None:
         self.label = label
         self.waited = False
+        self.inner: dict[Site, tuple[str, ...]] = {}
         self.driver_micros: float | None = None
+
+    def hear(self) -> None:
+        """A wait was seen, on this thread and now."""
+        if in_own_operation(MADE_BY):
+            site, stack = locate()
+            self.inner.setdefault(site, stack)
+        else:
+            self.waited = True
 
 
 class CallStack(threading.local):

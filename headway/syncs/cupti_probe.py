@@ -108,7 +108,7 @@ class CuptiProbe:
         micros = (time.perf_counter_ns() - begin) / 1000
         call = CALLS.outermost
         if call is not None:  # the live probe reports it, under the torch call's name
-            call.waited = True
+            call.hear()
             call.driver_micros = (call.driver_micros or 0.0) + micros
             return
         site, stack = locate()

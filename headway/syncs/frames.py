@@ -18,6 +18,7 @@ from typing import Final
 from headway.syncs.places import Site
 
 MAX_STACK = 12
+_HERE: Final = os.path.dirname(os.path.abspath(__file__)) + os.sep
 
 
 @functools.cache
@@ -55,6 +56,7 @@ _PARTS: Final = re.compile(
     r"/torch/((?:distributions|optim|amp|masked|nn/(?:utils|modules|parallel|attention))/.*|serialization)\.py$"
 )
 """Python parts of torch that wait on behalf of the line that calls them."""
+_DISPATCH: Final = re.compile(r"/torch/(_ops\.py|_library/|library\.py|_custom_op/)")
 _CALLED: Final = frozenset({"Module._wrapped_call_impl", "Module._call_impl"})
 """What every module's call goes through, which says nothing."""
 
@@ -69,6 +71,20 @@ def within(frame: FrameType | None = None) -> str:
             found = f"{part[1].replace('/', '.')}.{frame.f_code.co_qualname}"
         frame = frame.f_back
     return found
+
+
+def in_own_operation(call: str) -> bool:
+    """Whether the call under way, made by the function of qualified name ``call``, runs Python of the user's: that of an
+    operation which is registered with torch. Torch's dispatcher lies between its lines and the one that called it."""
+    frame, own = inspect.currentframe(), False
+    while frame is not None and (own or frame.f_code.co_qualname != call):
+        file = frame.f_code.co_filename
+        if is_users(file):
+            own = True
+        elif own:
+            return _DISPATCH.search(file.replace(os.sep, "/")) is not None
+        frame = frame.f_back
+    return False
 
 
 def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:
@@ -91,6 +107,7 @@ def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:
                 own = own or here
             if len(stack) < MAX_STACK:
                 stack.append(f"{here} {here.function}")
-        fallback = here
+        if not code.co_filename.startswith(_HERE):  # a driver's callback on a thread of its own has no other frames
+            fallback = here
         frame = frame.f_back
     return own or library or fallback or Site("<native thread>", 0, ""), tuple(stack)

@@ -31,6 +31,7 @@ from headway.syncs.errors import ProbeError
 from headway.syncs.findings import Kind, Wait
 from headway.syncs.frames import locate, within
 from headway.syncs.kinds import kinds_of
+from headway.syncs.places import Site
 from headway.syncs.probes import Counted, Probe, Sink
 from headway.syncs.regions import judge, wanted
 from headway.syncs.runtime import CudaRuntime, EntryPoint, Patches, Runtime
@@ -208,6 +209,8 @@ class LiveProbe:
             call.waited = self._is_unheard(label, args, kwargs)
         if implied is not None or call.waited:
             self._report(implied or kind_of(label, args), label, call, micros, begin)
+        for place in call.inner.items():
+            self._report(Kind.OTHER, label, None, None, begin, place)
         return result
 
     def _is_unheard(self, label: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -230,10 +233,18 @@ class LiveProbe:
         CALLS.open.append(call)
         return call, time.perf_counter_ns()
 
-    def _report(self, kind: Kind, label: str, call: Call | None, micros: float | None, begin: int) -> None:
+    def _report(
+        self,
+        kind: Kind,
+        label: str,
+        call: Call | None,
+        micros: float | None,
+        begin: int,
+        place: tuple[Site, tuple[str, ...]] | None = None,
+    ) -> None:
         sink: Sink = self._thread.sinks[-1] if self._thread.sinks else judge  # others' threads: whole-program listeners
         exact = call.driver_micros if call is not None else None
-        site, stack = locate()
+        site, stack = place or locate()
         passed = self._backward_passes.of_this_thread()
         if passed is not None:
             sink = passed.sink
@@ -315,7 +326,7 @@ class LiveProbe:
         self._heard += 1
         call, passed = CALLS.outermost, self._backward_passes.of_this_thread()
         if call is not None:
-            call.waited = True
+            call.hear()
         elif passed is not None:
             passed.context.copy().run(self._report, Kind.OTHER, "backward", None, None, time.perf_counter_ns())
         elif wanted():

@@ -5,14 +5,17 @@ from __future__ import annotations
 import _thread
 import importlib.util
 import threading
+import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from bench import syncs_sweep
 from headway import syncs
+from headway.syncs import frames, places
 from headway.syncs.counting import CallCounter, direction
 from headway.syncs.cupti_api import parameters
 from headway.syncs.cupti_probe import CuptiProbe
@@ -206,3 +209,10 @@ def test_the_driver_alone_names_lines(cupti: FakeCupti) -> None:
     (found,) = syncs_sweep.heard_by_the_driver(work)
     assert (found["file"], found["kind"], found["count"]) == ("fake_cupti.py", "stream", 1)
     assert cupti.callback is None and not PROCESS.listeners
+
+
+def test_a_callback_on_a_thread_without_python_has_no_line_of_ours() -> None:
+    """NCCL's threads, and the driver's: beneath the callback there is nothing."""
+    code = types.SimpleNamespace(co_filename=frames.__file__, co_firstlineno=1, co_qualname="CuptiProbe._account")
+    alone: Any = types.SimpleNamespace(f_code=code, f_lineno=105, f_back=None)
+    assert frames.locate(alone) == (places.Site("<native thread>", 0, ""), ())

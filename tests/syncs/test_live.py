@@ -62,6 +62,27 @@ def test_an_allowance_wants_a_reason() -> None:
         syncs.allowed(" ")
 
 
+def test_waits_inside_an_own_operation_have_its_lines() -> None:
+    """Not the line of whoever calls it, and each line once."""
+    runtime, live = probe()
+    x = device_tensor(runtime, 1.0)
+
+    def read_twice(given: torch.Tensor) -> torch.Tensor:
+        for _ in range(2):
+            warnings.warn(MESSAGE, UserWarning, stacklevel=1)  # a wait
+        return given.clone()
+
+    library = torch.library.Library("headway_live", "DEF")
+    library.define("read_twice(Tensor x) -> Tensor")
+    library.impl("read_twice", read_twice, "CPU")
+    with syncs.record(probes=(live,)) as log:
+        torch.ops.headway_live.read_twice(torch.ones(2))
+        x.item()  # a read
+    lines = Path(__file__).read_text().splitlines()
+    found = {lines[finding.site.line - 1].partition("#")[2].strip(): finding.count for finding in log.findings}
+    assert found == {"a wait": 1, "a read": 1}
+
+
 def test_decorators() -> None:
     runtime, live = probe()
     x = device_tensor(runtime, 1.0)
