@@ -26,7 +26,7 @@ def generate(
 ) -> list[list[int]]:
     """Tokens of ``rows`` random prompts, by an engine of its own; ``speculative``: None for the shape's own."""
     said = MODELS / shape / "engine.json"
-    arguments = {"max_num_seqs": 64} | (json.loads(said.read_text()) if said.exists() else {}) | arguments
+    arguments = (json.loads(said.read_text()) if said.exists() else {}) | {"max_num_seqs": 64} | arguments
     if speculative is not None:
         arguments["speculative_config"] = speculative
     config: dict[str, Any] = arguments.get("speculative_config", {})
