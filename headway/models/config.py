@@ -209,7 +209,7 @@ def read_ropes(
     for kind, default in ((FULL, full_theta), (SLIDING, sliding_theta)):
         if nested:
             scaling_of_kind, theta_of_kind = by_kind.get(kind), None
-            if (scaling_of_kind or {}).get("truncate") is False:
+            if isinstance(scaling_of_kind, Mapping) and scaling_of_kind.get("truncate") is False:
                 raise UnsupportedModelError(
                     f"config.json: rope_parameters.{kind}.truncate = False: implementations disagree whether it counts for one "
                     "kind of layers; true is implemented"

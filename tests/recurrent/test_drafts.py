@@ -246,5 +246,5 @@ def test_rings_take_memory_of_requests_alone() -> None:
     plain, ring = (state_storage(args, spec, torch.float32, number) for number in (0, 3))
     assert (plain.replays, plain.ring_bytes(spec.cache), ring.replays) == (0, 0, 14)
     channels = 2 * 2 * 8 + 4 * 12
-    assert ring.words(spec.cache) - plain.words(spec.cache) == 4 + 2 * 3 * channels
+    assert ring.words(spec.cache) - plain.words(spec.cache) == 16 + 2 * 3 * channels
     assert ring.ring_bytes(spec.cache) == 2 * 14 * 4 * (2 * 8 + 4 * 12 + 4)
