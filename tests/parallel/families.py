@@ -21,8 +21,8 @@ from tests.recurrent import tiny_hybrids
 
 DECODERS = (
     "llama", "arcee", "seed-oss", "smollm3", "qwen2", "qwen3", "mistral", "ministral", "ministral3", "phi3", "olmo2", "olmo3",
-    "granite", "glm", "glm4", "cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3", "gpt-neox", "gptj", "phi", "stablelm",
-    "starcoder2", "bloom", "mpt", "falcon-rw", "falcon-7b", "falcon-40b", "gemma3n", "gemma3n-shared", "gemma4",
+    "granite", "glm", "glm4", "cohere", "cohere2", "exaone4", "gemma", "gemma2", "gemma3", "gpt-neox", "gptj", "phi",
+    "stablelm", "starcoder2", "bloom", "mpt", "falcon-rw", "falcon-7b", "falcon-40b", "gemma3n", "gemma3n-shared", "gemma4",
     "gemma4-shared", "gemma4-keys-are-values", "ernie", "helium", "hunyuan", "gpt2", "gpt-bigcode", "opt",
 )  # fmt: skip
 MIXTURES = (
