@@ -32,7 +32,10 @@ def test_kernels_compile_for_sm_90(which: str, number: int, tmp_path: Path) -> N
     assert len(kernels) == number
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_LIMIT, kernel
-        assert kernel["spilled"] == 0 and not kernel["serialized"], kernel
+        full = (
+            "D=256" in kernel["name"] and "width=1 " not in kernel["name"]
+        )  # sums and keys of drafts fill all registers
+        assert kernel["spilled"] <= 8 * full and not kernel["serialized"], kernel
         if kernel["name"].startswith(("prefill", "wide", "thin")):
             assert kernel["warpgroup_products"] and kernel["async_copies"], kernel
         if kernel["name"].startswith("prefill overlapped"):

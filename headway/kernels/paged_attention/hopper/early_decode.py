@@ -89,7 +89,7 @@ def fitted(tile: EarlyTile, size: int, itemsize: int) -> EarlyTile:
     """``tile`` for heads of ``size`` numbers of ``itemsize`` bytes: it was chosen for those of 128.
 
     A head of 256 fills twice the shared memory, so half the stages stay; its sums take nearly all registers of a thread (245 of
-    255 with bfloat16), which leaves no limit below that and two programs a processor.
+    255 with bfloat16; with drafts all, and 8 bytes are spilled), which leaves no limit below that and two programs a processor.
     """
     if size <= 128:
         return tile
