@@ -30,7 +30,7 @@ from headway.models.layers.mlp import MLP
 from headway.models.layers.moe import Mixture
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
 from headway.models.mtp import MTPSpec
-from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
+from headway.models.rope import RopeConfig, rotation
 from headway.parallel.shard import VocabularyPart
 from headway.parallel.stage import Stage
 from headway.pooling.spec import PoolingSpec
@@ -412,16 +412,6 @@ class DecoderModel(nn.Module):
         products = [block.products for block in self._layers]
         head = None if self._project_head is None else self._project_head.product()
         self._forms = FormTable(products, head, rules)
-
-
-def rotation(
-    rope: RopeConfig | None, columns: int, max_len: int, device: torch.device, longest: int = 0
-) -> torch.Tensor:
-    """float32 [max_len, columns]: the table of layers with ``rope`` (``AttentionSpec.turning`` columns); ``longest`` as for
-    ``DecoderConfig``."""
-    if rope is None:
-        return no_rotation(columns, max_len, device)
-    return cos_sin_table(rope, max_len, device, longest, columns)
 
 
 def finalize_parts(model: nn.Module) -> None:

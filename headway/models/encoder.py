@@ -23,7 +23,7 @@ from headway.models.layers.linear import Linear
 from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
 from headway.models.position_bias import PositionBias, PositionBiasSpec
-from headway.models.rope import RopeConfig, cos_sin_table, no_rotation
+from headway.models.rope import RopeConfig, rotation
 from headway.pooling.spec import PoolingSpec
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
@@ -215,10 +215,9 @@ class EncoderModel(nn.Module):
         width = spec.width or hidden
         tables: dict[tuple[RopeConfig | None, int], torch.Tensor] = {}
         for block in config.blocks:
-            rope, columns = key = block.mixer.rope, block.mixer.turning
+            key = block.mixer.rope, block.mixer.turning
             if key not in tables:
-                table = no_rotation(columns, 1, device)
-                tables[key] = table if rope is None else cos_sin_table(rope, max_model_len, device, columns=columns)
+                tables[key] = rotation(*key, 1 if block.mixer.rope is None else max_model_len, device)
 
         def made(rows: int) -> nn.Parameter | None:
             return nn.Parameter(torch.empty(rows, width, dtype=dtype, device=device), False) if rows else None

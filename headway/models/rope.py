@@ -112,6 +112,15 @@ def cos_sin_table(
     return table.to(device)
 
 
+def rotation(
+    rope: RopeConfig | None, columns: int, max_len: int, device: torch.device, longest: int = 0
+) -> torch.Tensor:
+    """float32 [max_len, columns]: the table of layers with ``rope``, None for none; arguments as of ``cos_sin_table``."""
+    if rope is None:
+        return no_rotation(columns, max_len, device)
+    return cos_sin_table(rope, max_len, device, longest, columns)
+
+
 def _powers(rope: RopeConfig, theta: float) -> torch.Tensor:
     """theta ** (2 i / rotary_dim), float32 [rotary_dim / 2]."""
     exponents = torch.arange(0, rope.rotary_dim, 2, dtype=torch.float32) / rope.rotary_dim

@@ -17,12 +17,13 @@ from torch import nn
 from headway.core.cache import CacheLayout
 from headway.core.switches import FUSED_LAYERS, is_on
 from headway.models.blocks import Block
-from headway.models.decoder import finalize_parts, rotation
+from headway.models.decoder import finalize_parts
 from headway.models.interface import ModelSpec, Target
 from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.linear import Linear
+from headway.models.rope import rotation
 from headway.speculative.dflash_config import DFlashConfig
 from headway.speculative.draft_vocabulary import DraftVocabulary, Rows
 from headway.state.batch import StepBatch

@@ -18,12 +18,13 @@ from torch import nn
 from headway.core.cache import CacheLayout
 from headway.core.switches import FUSED_LAYERS, is_on
 from headway.models.blocks import BlockSpec
-from headway.models.decoder import DecoderConfig, DecoderModel, finalize_parts, rotation
+from headway.models.decoder import DecoderConfig, DecoderModel, finalize_parts
 from headway.models.interface import ModelSpec, WeightMap
 from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.linear import Linear
 from headway.models.layers.mla import MLASpec
 from headway.models.mtp import MTPSpec
+from headway.models.rope import rotation
 from headway.speculative.agreed import whole_logits
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import CachePool
@@ -62,7 +63,7 @@ class MTPModel(nn.Module):
         block = _block(config, spec)
         rotated = None if block.mixer is None else block.mixer.rotated
         assert rotated is not None, "the layer attends"
-        table = rotation(rotated.rope, rotated.head_dim, max_len, target.device)
+        table = rotation(rotated.rope, rotated.turning, max_len, target.device)
         self.token_norm = config.norm.make(hidden, **made)
         self.hidden_norm = config.norm.make(hidden, **made)
         self.norm = config.norm.make(hidden, **made)

@@ -103,8 +103,9 @@ class AttentionSpec:
 
     @property
     def turning(self) -> int:
-        """Columns of the rotary table. Where a part of a head is rotated, the rest has angles of zero, so that kernels for
-        whole heads serve it: heads lie in the order of ``Attention.destinations`` then. Values that are keys stay in theirs."""
+        """Columns of the rotary table. Where only a part of a head is rotated, the other dimensions have angles of zero, and
+        ``Attention.destinations`` orders a head so that pairs lie half a head apart: kernels that rotate whole heads serve it.
+        Not where values are keys, since that would reorder the values, too."""
         if self.rope is not None and self.keys_are_values:
             return self.rope.rotary_dim
         return self.head_dim // 2 * 2
