@@ -32,7 +32,11 @@ NORM_RATE = 40e3
 HELD_WHOLE = 2048
 """Inputs up to which a program's weights fit into registers whole."""
 WAVES = 3
-"""Programs for each SM up to which weights held whole win; beyond that, programs end too early to be worth their start."""
+"""Programs for each SM up to which weights held whole win; with more, each ends too early to be worth its start."""
+MANY_OUTPUTS = 16384
+"""Outputs from which on the tiles of products with a norm were as fast as any (gate and up of models of 2B and more)."""
+HEAD_OUTPUTS = 32768
+"""Outputs that output layers alone have."""
 
 
 def predicted(kind: Kind, tile: Tile, rows: int, outputs: int, inputs: int, card: Card) -> float:
@@ -132,8 +136,9 @@ def best_tile(kind: Kind, bucket: int, outputs: int, inputs: int, card: Card) ->
     tiles = candidates(kind, 1, inputs) if bare and inputs <= HELD_WHOLE else _of_one_row(kind, inputs)
     own = min(tiles, key=lambda tile: (predicted(kind, tile, 1, outputs, inputs, card), repr(tile)), default=usual)
     alone, padded = predicted(kind, own, 1, outputs, inputs, card), expected(kind, usual, 2, outputs, inputs, card)
-    slack = 0.15 * padded if kind == "gate_up" else ROW  # of pairs predictions for one row are so much too high
-    return own if alone <= padded + slack else usual
+    return (
+        own if alone <= padded + ROW or kind == "gate_up" else usual
+    )  # of gate_up it was the faster one in all six models
 
 
 def _of_one_row(kind: Kind, inputs: int) -> Iterator[Tile]:
@@ -150,29 +155,28 @@ def _pair(kind: Kind) -> int:
 
 
 def _of_more_bare_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Tile:
-    """Without a norm: what came within a few percent of the best of a dozen tiles for products of six models
-    (``bench/ops/few_tiles.py``, 8 rows, an H100), of which three chose it."""
+    """Without a norm. Fitted by hand to the times of a dozen tiles for each of 24 products of six models, at 8 rows on an
+    H100 (``bench/ops/few_tiles.py``); it has been timed on no other shape, card or number of rows."""
     pair = _pair(kind)
     roomy = SHARED_KB.get(card.capability, LEAST_KB) > LEAST_KB
     if inputs <= HELD_WHOLE:
         whole = _of_more_rows(kind, outputs, inputs, card)
-        if outputs >= 32768 or cdiv(outputs, whole.block_n * pair) <= WAVES * card.sms:
+        if outputs >= HEAD_OUTPUTS or cdiv(outputs, whole.block_n * pair) <= WAVES * card.sms:
             return whole
         return Tile(16, 64, 2, 4, 3 if roomy else 2, 2) if pair == 2 else Tile(16, 128, 4, 4, 3 if roomy else 2, 1)
-    if outputs >= 16384:
+    if outputs >= MANY_OUTPUTS:
         return _of_more_rows(kind, outputs, inputs, card)
     wide = min((16, 8), key=lambda each: cdiv(cdiv(outputs, each), card.sms) * each)  # least work on the busiest SM
-    alone = (
-        roomy and cdiv(outputs, wide) <= card.sms
-    )  # a program has an SM to itself: twice the inputs are on their way
-    return Tile(wide // pair, 128, 8 if alone else 4, 8, 3 if roomy else 2, 2)
+    # A program that has an SM to itself keeps twice the inputs on their way.
+    splits = 8 if roomy and cdiv(outputs, wide) <= card.sms else 4
+    return Tile(wide // pair, 128, splits, 8, 3 if roomy else 2, 2)
 
 
 def _of_more_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Tile:
     pair = _pair(kind)
-    if outputs >= 32768 and pair == 1:
+    if outputs >= HEAD_OUTPUTS and pair == 1:
         return Tile(32, 64, 2, 2, 4, 0)  # 36 KB
-    if inputs <= 2048:  # the whole tile in registers
+    if inputs <= HELD_WHOLE:  # the whole tile in registers
         return Tile((16 if inputs <= 1024 else 8) // pair, 128, 4, 4, 1, cdiv(inputs, 512))
     roomy = SHARED_KB.get(card.capability, LEAST_KB) > LEAST_KB  # three passes in flight take 96 KB for 16 rows
     return Tile(16 // pair, 128, 4, 4, 3 if roomy else 2, 1)

@@ -22,7 +22,7 @@ from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of
 from headway.kernels.triton_windows import convolved, hold_past, moved_on
 
 FEW_HEADS = 4
-"""Of all rows, for each processor."""
+"""Heads of all rows for each SM, up to which programs of several tokens take fewer channels each."""
 
 
 @triton.jit
