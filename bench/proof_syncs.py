@@ -71,7 +71,7 @@ def lines_section(first: Report, now: Report, card: Report) -> list[str]:
     for what, line in (("live guard and CUPTI", card), *card.get("alone", {}).items()):
         told = (", ".join(line[key]) or "none" for key in ("missed", "false_alarms"))
         lines.append(f"| {what} | {line['precision']} | {line['recall']} | {' | '.join(told)} |")
-    return [*lines, ""]
+    return [*lines, "", *(paragraph(card["note"]) if "note" in card else [])]
 
 
 def sweep_section(sweep: Report) -> list[str]:

@@ -99,7 +99,8 @@ def report(lines: list[dict[str, Any]], names: Iterable[str], folder: Path = FOL
             made[kind] = [f"{file}:{number} {inside.get((file, number), '')}".strip() for file, number in made[kind]]
         return made
 
-    bad = {line["name"]: f"{line['verdict']}: {line['why']}" for line in lines if line["verdict"] not in GOOD}
+    others = (line for line in lines if line["verdict"] not in GOOD)
+    bad = {line["name"]: f"{line['verdict']}: {line['why'].partition(chr(10))[0]}" for line in others}  # no traceback
     alone = {key: scored(key) for key in syncs_sweep.ALONE[syncs_sweep.CARD] if any(key in line for line in lines)}
     made = {"torch": torch.__version__, "programs": len(lines), **scored("findings"), "ended_otherwise": bad}
     return made | ({"alone": alone} if alone else {})

@@ -7,11 +7,11 @@ from typing import Any, Final
 
 from headway.syncs.errors import SyncError
 from headway.syncs.findings import Kind
-from headway.syncs.frames import in_own_operation, locate
+from headway.syncs.frames import in_own_code, locate
 from headway.syncs.places import Site
 
 MADE_BY: Final = "LiveProbe.observed"
-"""What makes calls."""
+"""The function that runs a call: frames inside it are the call's."""
 
 
 class Call:
@@ -20,7 +20,7 @@ class Call:
     Attributes:
         label: "Tensor.item".
         waited: whether some probe saw a wait inside.
-        inner: where waits were seen in an operation of the user's own that it runs: their sites and stacks.
+        inner: sites of waits in code of the user's that it runs, and their stacks.
         driver_micros: time spent in blocking driver calls; None unless a driver probe is attached and saw one.
     """
 
@@ -29,14 +29,14 @@ class Call:
     def __init__(self, label: str) -> None:
         self.label = label
         self.waited = False
-        self.inner: dict[Site, tuple[str, ...]] = {}
+        self.inner: dict[Site, tuple[str, ...]] | None = None
         self.driver_micros: float | None = None
 
     def hear(self) -> None:
         """A wait was seen, on this thread and now."""
-        if in_own_operation(MADE_BY):
+        if in_own_code(MADE_BY):
             site, stack = locate()
-            self.inner.setdefault(site, stack)
+            self.inner = {site: stack} | (self.inner or {})
         else:
             self.waited = True
 

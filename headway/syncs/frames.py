@@ -56,7 +56,6 @@ _PARTS: Final = re.compile(
     r"/torch/((?:distributions|optim|amp|masked|nn/(?:utils|modules|parallel|attention))/.*|serialization)\.py$"
 )
 """Python parts of torch that wait on behalf of the line that calls them."""
-_DISPATCH: Final = re.compile(r"/torch/(_ops\.py|_library/|library\.py|_custom_op/)")
 _CALLED: Final = frozenset({"Module._wrapped_call_impl", "Module._call_impl"})
 """What every module's call goes through, which says nothing."""
 
@@ -73,18 +72,15 @@ def within(frame: FrameType | None = None) -> str:
     return found
 
 
-def in_own_operation(call: str) -> bool:
-    """Whether the call under way, made by the function of qualified name ``call``, runs Python of the user's: that of an
-    operation which is registered with torch. Torch's dispatcher lies between its lines and the one that called it."""
-    frame, own = inspect.currentframe(), False
-    while frame is not None and (own or frame.f_code.co_qualname != call):
-        file = frame.f_code.co_filename
-        if is_users(file):
-            own = True
-        elif own:
-            return _DISPATCH.search(file.replace(os.sep, "/")) is not None
+def in_own_code(call: str) -> bool:
+    """Whether the torch call under way, which the function of qualified name ``call`` runs, has come back to code of the
+    user's: an operation that the user registered, or a hook. What a tensor subclass does for a call is the call's own."""
+    frame, outermost = inspect.currentframe(), ""
+    while frame is not None and frame.f_code.co_qualname != call:
+        if is_users(frame.f_code.co_filename) and not is_installed(frame.f_code.co_filename):
+            outermost = frame.f_code.co_name
         frame = frame.f_back
-    return False
+    return frame is not None and outermost not in ("", "__torch_function__", "__torch_dispatch__")
 
 
 def locate(frame: FrameType | None = None) -> tuple[Site, tuple[str, ...]]:

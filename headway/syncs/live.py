@@ -209,7 +209,7 @@ class LiveProbe:
             call.waited = self._is_unheard(label, args, kwargs)
         if implied is not None or call.waited:
             self._report(implied or kind_of(label, args), label, call, micros, begin)
-        for place in call.inner.items():
+        for place in (call.inner or {}).items():
             self._report(Kind.OTHER, label, None, None, begin, place)
         return result
 

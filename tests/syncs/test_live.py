@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from headway import syncs
+from headway.syncs import frames
+from headway.syncs.calls import MADE_BY
 from headway.syncs.copies import suspicion
 from headway.syncs.live import MESSAGE, SPINS, LiveProbe, unheard_calls
 from headway.syncs.trees import decide, parse
@@ -81,6 +84,58 @@ def test_waits_inside_an_own_operation_have_its_lines() -> None:
     lines = Path(__file__).read_text().splitlines()
     found = {lines[finding.site.line - 1].partition("#")[2].strip(): finding.count for finding in log.findings}
     assert found == {"a wait": 1, "a read": 1}
+
+
+def framed(inner: Callable[[], bool], file: str, name: str = "run") -> Callable[[], bool]:
+    """A function of that file and qualified name, as frames have them, that calls ``inner``."""
+    outer, _, method = name.rpartition(".")
+    source = f"def {method}():\n    return inner()\n"
+    if outer:
+        source = f"class {outer}:\n    @staticmethod\n    {source.replace(chr(10), chr(10) + '    ', 1)}"
+    made: dict[str, Any] = {"inner": inner}
+    exec(compile(source, file, "exec"), made)
+    found: Callable[[], bool] = getattr(made[outer], method) if outer else made[method]
+    return found
+
+
+def test_where_code_of_the_users_begins_and_ends_in_a_call() -> None:
+    """What a watched call runs of it counts; a call that it makes is watched by itself, as a read, say."""
+    probe_file, dispatcher = str(frames.__file__), str(Path(torch.__file__).with_name("_ops.py"))
+    files = {"call": probe_file, "torch": dispatcher, "installed": "/x/site-packages/y.py"}
+
+    def found(*places: str) -> bool:
+        """What a probe finds below calls within each other, the outermost first."""
+        answer = framed(partial(frames.in_own_code, MADE_BY), probe_file)
+        for place in reversed(places):
+            name = {"call": MADE_BY, "subclass": "__torch_function__"}.get(place, "run")
+            answer = framed(answer, files.get(place, __file__), name)
+        return answer()
+
+    assert LiveProbe.observed.__qualname__ == MADE_BY
+    assert found("own", "call", "torch", "own"), "an operation"
+    assert found("own", "call", "own"), "a hook"
+    assert not found("own", "call")
+    assert not found("own", "call", "torch"), "torch's own Python"
+    assert not found("own", "call", "torch", "installed"), "a library's line means its caller"
+    assert not found("own", "call", "subclass", "own"), "how a tensor of the user's does it"
+    assert not found("own", "torch", "own", "call"), "a call within the operation"
+
+
+def test_waits_inside_a_hook_have_its_lines() -> None:
+    _, live = probe()
+
+    def pack(given: torch.Tensor) -> torch.Tensor:
+        warnings.warn(MESSAGE, UserWarning, stacklevel=1)  # in a hook
+        return given
+
+    x = torch.ones(2, requires_grad=True)
+    with (
+        syncs.record(probes=(live,)) as log,
+        torch.autograd.graph.saved_tensors_hooks(pack, lambda given: given),
+    ):
+        x.exp()
+    (finding,) = log.findings
+    assert Path(__file__).read_text().splitlines()[finding.site.line - 1].endswith("# in a hook")
 
 
 def test_decorators() -> None:
