@@ -87,15 +87,13 @@ def test_waits_inside_an_own_operation_have_its_lines() -> None:
 
 
 def framed(inner: Callable[[], bool], file: str, name: str = "run") -> Callable[[], bool]:
-    """A function of that file and qualified name, as frames have them, that calls ``inner``."""
-    outer, _, method = name.rpartition(".")
-    source = f"def {method}():\n    return inner()\n"
-    if outer:
-        source = f"class {outer}:\n    @staticmethod\n    {source.replace(chr(10), chr(10) + '    ', 1)}"
-    made: dict[str, Any] = {"inner": inner}
-    exec(compile(source, file, "exec"), made)
-    found: Callable[[], bool] = getattr(made[outer], method) if outer else made[method]
-    return found
+    """Calls ``inner`` in a frame of that file and qualified name."""
+
+    def run() -> bool:
+        return inner()
+
+    run.__code__ = run.__code__.replace(co_filename=file, co_name=name.rpartition(".")[2], co_qualname=name)
+    return run
 
 
 def test_where_code_of_the_users_begins_and_ends_in_a_call() -> None:
