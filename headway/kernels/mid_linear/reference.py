@@ -23,7 +23,7 @@ def mid_gate_up(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float,
     act: str = "silu",
 ) -> torch.Tensor:  # fmt: skip
-    return gate_mul(mid_linear(x, weight, bias, squares, eps), act)
+    return gate_mul(*mid_linear(x, weight, bias, squares, eps).chunk(2, dim=-1), act)
 
 
 def mid_add(

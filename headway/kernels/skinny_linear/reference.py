@@ -22,7 +22,8 @@ def norm_linear(
 def norm_gate_up(
     x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
 ) -> torch.Tensor:  # fmt: skip
-    return gate_mul(F.linear(x if norm is None else rms_norm(x, norm, eps), weight, bias), act)
+    y = F.linear(x if norm is None else rms_norm(x, norm, eps), weight, bias)
+    return gate_mul(*y.chunk(2, dim=-1), act)
 
 
 def linear_add(

@@ -10,7 +10,7 @@ from headway.kernels.silu_mul.reference import gate_mul
 
 
 def wide_gate_up(x: torch.Tensor, weight: torch.Tensor, act: str = "silu") -> torch.Tensor:
-    return gate_mul(F.linear(x, weight), act)
+    return gate_mul(*F.linear(x, weight).chunk(2, dim=-1), act)
 
 
 def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> None:
