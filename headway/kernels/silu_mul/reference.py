@@ -7,11 +7,17 @@ import torch.nn.functional as F
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    return gate_mul(*x.chunk(2, dim=-1), "silu")
+    return gate_mul_halves(x, "silu")
 
 
 def gelu_mul(x: torch.Tensor, tanh: bool) -> torch.Tensor:
-    return gate_mul(*x.chunk(2, dim=-1), "gelu_tanh" if tanh else "gelu")
+    return gate_mul_halves(x, "gelu_tanh" if tanh else "gelu")
+
+
+def gate_mul_halves(x: torch.Tensor, act: str) -> torch.Tensor:
+    """``gate_mul`` of x [..., 2 * I] = (gate, up)."""
+    gate, up = x.chunk(2, dim=-1)
+    return gate_mul(gate, up, act)
 
 
 def gate_mul(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:

@@ -48,11 +48,13 @@ def gate_mul_kernel(
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    return gate_mul(*x.chunk(2, dim=1), "silu")
+    gate, up = x.chunk(2, dim=1)
+    return gate_mul(gate, up, "silu")
 
 
 def gelu_mul(x: torch.Tensor, tanh: bool) -> torch.Tensor:
-    return gate_mul(*x.chunk(2, dim=1), "gelu_tanh" if tanh else "gelu")
+    gate, up = x.chunk(2, dim=1)
+    return gate_mul(gate, up, "gelu_tanh" if tanh else "gelu")
 
 
 def gate_mul(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
