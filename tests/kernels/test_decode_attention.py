@@ -61,9 +61,10 @@ def make(
     chunk: int = 0,
     sinks: bool = False,
     slopes: bool = False,
+    shares: bool = False,
     **changes: Any,
 ) -> list[Any]:
-    """Arguments whose caches hold NaN at the newest token of each row, which the op is to write."""
+    """Arguments whose caches hold NaN at the newest token of each row, which the op is to write; not if it ``shares``."""
     inputs = make_paged_inputs(
         [(1, context) for context in contexts], num_decode_rows=len(contexts), heads=heads, size=size,
         **{"block_size": 8, "pad_rows": pad_rows, "pad_tokens": pad_rows, "heads_first": True, "bound": 200, **changes},
@@ -75,10 +76,11 @@ def make(
         block = int(inputs.block_tables[slot, newest // block_size]) if context else 0
         kv_slots.append(block * block_size + newest % block_size if context else -1)
         positions.append(max(newest, 0))
-        if context:
+        if context and not shares:
             inputs.k_cache[block, newest % block_size] = inputs.v_cache[block, newest % block_size] = float("nan")
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    qkv = make_random(len(contexts) + pad_rows, (heads[0] + 2 * heads[1]) * size, dtype=dtype, device=device, seed=7)
+    projected = (heads[0] + (0 if shares else 2 * heads[1])) * size
+    qkv = make_random(len(contexts) + pad_rows, projected, dtype=dtype, device=device, seed=7)
     q_norm, k_norm = (make_random(size, dtype=dtype, device=device, seed=seed) if norms else None for seed in (8, 9))
     return [
         qkv, torch.tensor([*positions, *[0] * pad_rows], **ints), make_cos_sin(256, rotary or size, device),
@@ -86,7 +88,7 @@ def make(
         inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens, inputs.arrivals,
         size**-0.5, window, soft_cap, inputs.max_seq_len_bound, chunk,
         make_random(heads[0], dtype=torch.float32, device=device, seed=11) if sinks else None,
-        make_random(heads[0], dtype=torch.float32, device=device, seed=12).abs() / 4 if slopes else None,
+        make_random(heads[0], dtype=torch.float32, device=device, seed=12).abs() / 4 if slopes else None, 1, shares,
     ]  # fmt: skip
 
 
@@ -96,12 +98,11 @@ def check(arguments: list[Any]) -> torch.Tensor:
     before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     expected = decode_attention.reference(*cpu)
     actual = decode_attention.implementation("cuda")(*arguments)
-    if (
-        arguments[7].dtype is torch.float8_e4m3fn
-    ):  # the newest key may be rounded the other way, and is used as it is stored
+    rounded = arguments[7].dtype is torch.float8_e4m3fn and not arguments[23]
+    if rounded:  # the newest key may be rounded the other way, and is used as it is stored
         q = rope_kv_write.reference(*(a.clone() if isinstance(a, torch.Tensor) else a for a in cpu[:10]))
         stored = [cache.cpu() for cache in arguments[7:9]]
-        expected = paged_attention.reference(q, *stored, *cpu[10:18], len(q), 1, cpu[18], None, *cpu[19:])
+        expected = paged_attention.reference(q, *stored, *cpu[10:18], len(q), 1, cpu[18], None, *cpu[19:22])
     assert_close(actual, expected.to(actual.device))
     for index, (old, new) in enumerate(zip(before, arguments, strict=True)):
         if index in CACHES:

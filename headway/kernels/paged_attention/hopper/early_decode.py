@@ -24,7 +24,11 @@ WARP_KEYS = 16
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What makes queries, keys and values of the projections; shapes as in ``rope_kv_write``."""
+    """What makes queries, keys and values of the projections; shapes as in ``rope_kv_write``.
+
+    ``shares``: projections are queries alone, [T, H * D]; another layer has written the tokens' keys and values, at
+    ``kv_slots``.
+    """
 
     positions: torch.Tensor
     cos_sin: torch.Tensor
@@ -32,6 +36,7 @@ class Turn:
     k_norm: torch.Tensor | None
     eps: float
     kv_slots: torch.Tensor
+    shares: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +136,7 @@ def launch_early_decode(
     spans: tuple[torch.Tensor, int] | None = None,
     tile: EarlyTile | None = None,
 ) -> None:
-    """All rows of qkv [T, (H + 2 KH) * D]; other arguments as of ``launch_decode``.
+    """All rows of qkv [T, (H + 2 KH) * D], or what ``turn`` says; other arguments as of ``launch_decode``.
 
     Without a ``turn`` the first H heads of a token are queries that are normed and rotated, and all keys and values are cached.
     ``spans``: (query_start, W), rows have up to W tokens each, and there are no more than W tokens a row, padding included;
@@ -171,7 +176,7 @@ def launch_early_decode(
         qkv.stride(0), k_cache.stride(0), k_cache.stride(2),
         OFFSET_STRIDE=k_cache.stride(1), H=heads, GROUP=heads // kv_heads, D=size, BS=block_size,
         STAGES=tile.stages, KEYS=WARP_KEYS, CLUSTER=tile.cluster, WIDTH=width, TURNED=turn is None,
-        REACH=rule.reach[0], CAPPED=rule.soft_cap > 0, SINKS=rule.sinks is not None,
-        Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None,
+        STORED=used.shares, REACH=rule.reach[0], CAPPED=rule.soft_cap > 0, SINKS=rule.sinks is not None,
+        Q_NORM=used.q_norm is not None, K_NORM=used.k_norm is not None and not used.shares,
         num_warps=tile.num_warps, maxnreg=tile.registers, **launch_early(qkv.device),
     )  # fmt: skip
