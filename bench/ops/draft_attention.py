@@ -28,7 +28,8 @@ from headway.kernels.decode_attention import decode_attention
 from headway.kernels.decode_attention.reference import heads_to_write
 from headway.kernels.paged_attention import launch, paged_attention
 from headway.kernels.paged_attention.hopper import early_decode
-from headway.kernels.paged_attention.hopper.early_decode import EarlyTile, serves
+from headway.kernels.paged_attention.hopper.decode_tiles import EarlyTile
+from headway.kernels.paged_attention.hopper.early_decode import serves
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import make_cos_sin, make_paged_inputs
 

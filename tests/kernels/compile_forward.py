@@ -29,7 +29,8 @@ from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
-from headway.kernels.paged_attention.hopper.early_decode import WARP_KEYS, early_tile, fitted, shares_of
+from headway.kernels.paged_attention.hopper.decode_tiles import WARP_KEYS, Heads, early_tile
+from headway.kernels.paged_attention.hopper.early_decode import shares_of
 from headway.kernels.paged_attention.hopper.overlap import (
     MAX_REGISTERS,
     NARROW_STAGES,
@@ -217,7 +218,7 @@ def compile_early_decode(
     turned: bool = False, stored: bool = False, sinks: bool = False, width: int = 1,
 ) -> None:  # fmt: skip
     programs = rows * kv_heads * shares_of(width, heads // kv_heads)
-    tile = fitted(early_tile(programs, heads // kv_heads, SMS, 1 if fp8 else 2), size, 1 if fp8 else 2)
+    tile = early_tile(programs, Heads(size, heads // kv_heads, 1 if fp8 else 2, width), SMS)
     constants = {
         "H": heads,
         "GROUP": heads // kv_heads,

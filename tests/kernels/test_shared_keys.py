@@ -12,7 +12,7 @@ from headway.kernels.cpu import ops
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.hopper import early_decode
-from headway.kernels.paged_attention.hopper.early_decode import EarlyTile
+from headway.kernels.paged_attention.hopper.decode_tiles import EarlyTile
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import assert_close, interpreter_loops
 from tests.kernels import draft_rows
@@ -38,7 +38,7 @@ IN_ONE = patch("headway.kernels.decode_attention.triton.rope_kv_write", None)
 
 
 def tiled(tile: EarlyTile) -> Any:
-    return patch.object(early_decode, "early_tile", lambda programs, group, sms, itemsize: tile)
+    return patch.object(early_decode, "early_tile", lambda *_: tile)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
