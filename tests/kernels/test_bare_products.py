@@ -33,6 +33,7 @@ from headway.kernels.skinny_linear.rule import BUCKETS
 from headway.kernels.skinny_linear.tile import Kind as FewKind
 from headway.kernels.skinny_linear.tile import Tile
 from headway.kernels.skinny_linear.tiles import fused_rows
+from headway.kernels.skinny_linear.tiles import measured_tiles as few_tiles
 from headway.kernels.skinny_linear.triton import ADD, SILU
 from tests.kernels.measured_alone import measure, tuned
 from tests.kernels.test_linear_forms import like_public_ones, of_bench
@@ -141,6 +142,12 @@ def test_what_was_measured_of_one_alone_decides_too(cache: None) -> None:
         table.save_tuned(H200, {("bare_linear", 1536, 1152): {8: numbers(("", MidTile(16, 128, 1, 7, 7, 4, turn=8)))}})
         table.tables.cache_clear()
         assert handover("skinny_linear", "bare_linear", 1536, 1152) == 4, "5 to 8 rows run what was measured for 8"
+        sizes = "gate_up", "bare_gate_up", 13824, 1152
+        assert handover(*sizes) < 8, "by the rule"
+        table.save_tuned(H200, {("gate_up", 13824, 1152): {8: numbers(("", Tile(8, 128, 4, 4, 3, 1)))}})
+        for each in (table.tables, few_tiles):
+            each.cache_clear()
+        assert handover(*sizes) == 8, "what was measured goes before the rule"
 
 
 def test_fewer_rows_take_what_more_rows_have_if_that_was_faster() -> None:
@@ -308,3 +315,17 @@ def test_each_weight_is_read_once_a_round(launches: list[str], monkeypatch: pyte
     assert bench.us(BEHIND, 3, ("skinny_linear", SMALL)) == 7.0 and launches == ["few"] * 5 and rounds == [4]
     assert bench.us(Product("qkv", 48, 64, (), place="normed"), 3, ("bare_linear", EARLY)) == 7.0
     assert launches == ["bare"] * 5
+
+
+def test_a_launch_takes_the_tiles_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without squares those of the kind that was measured without them."""
+    from headway.kernels.mid_linear.hopper import launch
+
+    asked: list[str] = []
+    monkeypatch.setattr(launch, "tile_for", lambda kind, *_: asked.append(kind))
+    monkeypatch.setattr(launch, "launch", lambda *_, **__: None)
+    x, weight, squares = torch.zeros(2, 64), torch.zeros(32, 64), torch.zeros(1, 2)
+    for given in (None, squares):
+        launch.mid_linear(x, weight, None, given, 0.0)
+        launch.mid_gate_up(x, weight, None, given, 0.0)
+    assert asked == ["bare_linear", "bare_gate_up", "mid_linear", "mid_gate_up"]
