@@ -18,6 +18,10 @@ PLAIN = "plain"
 HEAD_OPS = (("few", "skinny_linear"), ("meet", "mid_linear"))
 
 
+NAMES = (*JUNCTIONS, "side_in", "side_out")
+"""Of what is at a layer's junctions, see ``LayerProducts.at_junctions``."""
+
+
 def groups(table: FormTable) -> list[Group]:
     """What has to be measured, each once: products of a layer that take their forms together, and the output layer last."""
     found: dict[Group, None] = {}
@@ -63,7 +67,7 @@ def _layer_groups(table: FormTable, tokens: int) -> Iterator[Group]:
             del of_ways["parts"]
         if "mid_add" not in of_ways["meet"] and not table.apart:
             of_ways = {"parts" if way == "meet" else way: ops for way, ops in of_ways.items()}
-        named = [(name, each) for name, each in zip(JUNCTIONS, layer.at_junctions, strict=True) if each is not None]
+        named = [(name, each) for name, each in zip(NAMES, layer.at_junctions, strict=True) if each is not None]
         found = []
         for k, (name, each) in enumerate(named):
             ops = tuple((way, ops[k]) for way, ops in of_ways.items() if ops[k] != PLAIN)

@@ -138,7 +138,7 @@ class OutProduct:
 class LayerProducts(NamedTuple):
     """The products of a layer; None: one that has no forms (it is quantised, or no single product), or that the layer does not
     have. ``mixture``: tokens up to which a mixture in their place can norm what it reads and add what it gives. ``into_side``,
-    ``out_of_side``: of what is added behind both (``layers.per_layer``)."""
+    ``out_of_side``: of what is added behind both, where norms stand behind products (``layers.per_layer``)."""
 
     into_mixer: InProduct | None
     out_of_mixer: OutProduct | None
@@ -158,7 +158,7 @@ class LayerProducts(NamedTuple):
     @property
     def at_junctions(self) -> tuple[InProduct | OutProduct | None, ...]:
         """What is at each junction, in order."""
-        return self.into_mixer, self.out_of_mixer, self.into_ffn, self.out_of_ffn
+        return (self.into_mixer, self.out_of_mixer, self.into_ffn, self.out_of_ffn, self.into_side, self.out_of_side)
 
     @property
     def products(self) -> list[InProduct | OutProduct]:
@@ -333,7 +333,8 @@ class FormTable:
             return {"few": Out.SKINNY, "meet": early, "plain": Out.PLAIN}[self._bare_way(product, tokens)]
 
         mixer = into(layer.into_mixer, entering), out(layer.out_of_mixer)
-        return LayerForms(*mixer, into(layer.into_ffn, entering and not layer.has_mixer), out(layer.out_of_ffn))
+        ffn = into(layer.into_ffn, entering and not layer.has_mixer), out(layer.out_of_ffn)
+        return LayerForms(*mixer, *ffn, into(layer.into_side, False), out(layer.out_of_side))
 
 
 # -- few tokens --------------------------------------------------------------------------------------------------------
@@ -363,9 +364,6 @@ def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> 
             return Out.PLAIN
         return Out.ADD if product.added else Out.SKINNY
 
-    side = layer.out_of_side
-    if side is not None and tokens > rows("skinny_linear", side.outputs, side.inputs):
-        side = None
     mixed = layer.out_of_mixer
     if layer.adds_mixture(tokens):
         return LayerForms(into(layer.into_mixer, bare), out(mixed), In.NORM, Out.ADD)
@@ -374,8 +372,6 @@ def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> 
         out(layer.out_of_mixer),
         into(layer.into_ffn, mixed is not None and mixed.added if layer.has_mixer else bare),
         out(layer.out_of_ffn),
-        into(layer.into_side, False),
-        out(side),
     )
 
 
@@ -428,10 +424,7 @@ def _mid_forms(layer: LayerProducts, tokens: int, rows: MidRows, meeting: bool) 
             return Out.PLAIN
         return Out.PARTS if product.in_parts else Out.MID
 
-    return LayerForms(
-        into(layer.into_mixer), out(layer.out_of_mixer), into(layer.into_ffn), out(layer.out_of_ffn), into(layer.into_side),
-        out(layer.out_of_side),
-    )  # fmt: skip
+    return LayerForms(into(layer.into_mixer), out(layer.out_of_mixer), into(layer.into_ffn), out(layer.out_of_ffn))
 
 
 # -- many tokens -------------------------------------------------------------------------------------------------------
