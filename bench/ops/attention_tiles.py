@@ -106,6 +106,15 @@ SHAPES = [
     Shape(4, 2, 256), Shape(2, 4, 64), Shape(4, 8, 64), Shape(1, 4, 256, 1), Shape(8, 4, 64), Shape(8, 4, 128),
     Shape(8, 2, 128), Shape(8, 2, 128, 1),
 ]  # fmt: skip
+HELD_OUT = [
+    Shape(4, 5, 128),
+    Shape(2, 7, 64),
+    Shape(2, 2, 256),
+    Shape(16, 1, 64),
+    Shape(5, 3, 128),
+    Shape(4, 4, 128, 1),
+]
+"""Shapes that never tune the rule; ``--held-out`` times these alone."""
 
 
 def together(tile: EarlyTile, shape: Shape) -> int:
@@ -366,12 +375,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="lines of JSON")
     parser.add_argument("--seconds", type=float, default=180, help="after which nothing new is begun")
     parser.add_argument("--rows", type=int, nargs="+", default=list(ROWS))
-    parser.add_argument("--shapes", nargs="+", choices=[str(shape) for shape in SHAPES], default=None)
+    parser.add_argument("--shapes", nargs="+", choices=[str(shape) for shape in [*SHAPES, *HELD_OUT]], default=None)
+    parser.add_argument("--held-out", action="store_true", help="the shapes that the rule has not been fitted to")
     options = parser.parse_args(arguments)
     begin = time.monotonic()
     if not torch.cuda.is_available():
         sys.exit("this benchmark needs a CUDA device")
-    chosen = [shape for shape in SHAPES if options.shapes is None or str(shape) in options.shapes]
+    shapes = HELD_OUT if options.held_out else SHAPES
+    chosen = [shape for shape in shapes if options.shapes is None or str(shape) in options.shapes]
     ahead = Ahead()
     try:
         sms = torch.cuda.get_device_properties(0).multi_processor_count
