@@ -56,8 +56,8 @@ class Heads:
 def early_tile(programs: int, heads: Heads, sms: int) -> EarlyTile:
     """The tile for rows x KV heads = ``programs`` on ``sms`` processors.
 
-    Up to half as many programs as processors, latency decides: long tiles, and few pieces a row. One row of few queries is cut
-    into a cluster of eight; with larger groups, whose linear layers want the processors early, that lost.
+    Up to half as many programs as processors, latency decides: long tiles, and pieces that meet in a cluster. One row of few
+    queries is cut into a cluster of eight; with larger groups, whose linear layers want the processors early, that lost.
     """
     large = heads.size > 128
     if 16 * programs <= sms and heads.group <= 2:
@@ -65,9 +65,16 @@ def early_tile(programs: int, heads: Heads, sms: int) -> EarlyTile:
     if 16 * programs <= sms and not large:
         return EarlyTile(4, 1)
     if 2 * programs <= sms:
-        if large and heads.itemsize == 1:
-            return EarlyTile(4, 2, 1.5)
-        return EarlyTile(4 if large else 8, 2, 0.97, 1 if 4 * programs <= sms else 2)
+        if large:
+            return (
+                EarlyTile(4, 2, 1.5) if heads.itemsize == 1 else EarlyTile(4, 2, 0.97, 1 if 4 * programs <= sms else 2)
+            )
+        narrow = heads.size * heads.itemsize <= 128
+        if narrow and 4 * programs <= sms:
+            return EarlyTile(4, 2, 0.97 if 8 * programs <= sms else 1.5, 8)
+        if not narrow and 8 * programs > sms >= 3 * programs:
+            return EarlyTile(4, 2, 0.97, 4)
+        return EarlyTile(8, 2, 0.97, 1 if 8 * programs <= sms else 2)
     if programs <= sms:
         warps = 4 if heads.size * heads.itemsize <= 256 else 2
         return EarlyTile(warps, _stages(heads, warps, 2, cluster=2), 1.5, 2)
