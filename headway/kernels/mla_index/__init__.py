@@ -31,20 +31,6 @@ from headway.kernels.mla_index import reference
 from headway.kernels.registry import Op
 
 
-def _index_write_meta(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    kv_slots: torch.Tensor,
-    keys: torch.Tensor,
-) -> None:
-    return None
-
-
 def _index_scores_meta(
     q: torch.Tensor,
     weights: torch.Tensor,
@@ -60,15 +46,10 @@ def _index_scores_meta(
     return torch.empty((q.shape[0], max_seq_len_bound), dtype=torch.float32, device=q.device)
 
 
-def _index_topk_meta(scores: torch.Tensor, positions: torch.Tensor, selected: torch.Tensor) -> None:
-    return None
-
-
 index_write = Op(
     "index_write(Tensor(a!) q, Tensor k, Tensor positions, Tensor cos_sin, Tensor weight, Tensor bias, float eps, "
     "Tensor kv_slots, Tensor(b!) keys) -> ()",
     reference=reference.index_write,
-    meta=_index_write_meta,
     triton="headway.kernels.mla_index.triton:index_write",
 )
 index_scores = Op(
@@ -81,6 +62,5 @@ index_scores = Op(
 index_topk = Op(
     "index_topk(Tensor scores, Tensor positions, Tensor(a!) selected) -> ()",
     reference=reference.index_topk,
-    meta=_index_topk_meta,
     triton="headway.kernels.mla_index.triton_topk:index_topk",
 )

@@ -47,22 +47,6 @@ def _mla_gather_meta(
     return torch.empty((size, latents.shape[2]), dtype=dtype, device=latents.device)
 
 
-def _mla_prefill_meta(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    key: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor | None,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    first: int,
-    most_queries: int,
-    prefix_bound: int,
-) -> None:
-    return None
-
-
 mla_gather = Op(
     "mla_gather(Tensor latents, Tensor block_tables, Tensor row_slots, Tensor query_start, Tensor seq_lens, int first, "
     "int size, int most_queries, ScalarType dtype) -> Tensor",
@@ -74,6 +58,5 @@ mla_prefill = Op(
     "mla_prefill(Tensor q, Tensor kv, Tensor key, Tensor(a!) out, Tensor(b!)? sums, Tensor query_start, Tensor seq_lens, "
     "float scale, int first, int most_queries, int prefix_bound) -> ()",
     reference=reference.mla_prefill,
-    meta=_mla_prefill_meta,
     triton="headway.kernels.mla_prefill.triton:mla_prefill",
 )
