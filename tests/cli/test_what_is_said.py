@@ -204,8 +204,8 @@ def test_tuning_wants_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     [
         (("a.wav", "--format", "ass"), "--format must be one of text, srt, vtt, json"),
         (("a.wav", "--word-timestamps"), "--word-timestamps are written with --format json, not text"),
-        (("a.wav", "b.wav", "--format", "srt"), "--format srt is of one recording; 2 were given"),
-        (("a.wav", "b.wav", "--format", "vtt"), "--format vtt is of one recording"),
+        (("a.wav", "b.wav", "--format", "srt"), "--format srt takes one recording; 2 were given"),
+        (("a.wav", "b.wav", "--format", "vtt"), "--format vtt takes one recording"),
     ],
 )
 def test_what_transcribing_refuses(arguments: tuple[str, ...], text: str) -> None:

@@ -82,7 +82,7 @@ def _read(data: bytes, most_seconds: float) -> tuple[Floats, int]:
         import soundfile
     except (ImportError, OSError):
         raise AudioError(
-            "the file is no WAV; for FLAC, MP3 and OGG the server needs soundfile: pip install 'headway[audio]'"
+            "the file is not a WAV file; for FLAC, MP3 and OGG the server needs soundfile: pip install 'headway[audio]'"
         ) from None
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
@@ -90,7 +90,7 @@ def _read(data: bytes, most_seconds: float) -> tuple[Floats, int]:
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError) as error:
         if isinstance(error, AudioError):
             raise
-        raise AudioError("the file is no recording that can be read (WAV, FLAC, MP3 and OGG can)") from None
+        raise AudioError("the file is not a recording that can be read (WAV, FLAC, MP3 and OGG can)") from None
 
 
 def _read_pieces(file: Any, most_seconds: float) -> tuple[Floats, int]:
