@@ -137,9 +137,7 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
             merges="mean", norm="mm_soft_emb_norm", norm_spec=norm, norm_behind=True,
             products=("mm_input_projection_weight",), widths=(text.hidden_size,), bias=False, transposed=True,
         )  # fmt: skip
-        tower = families.siglip_tower(
-            vision, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector."
-        )
+        tower = families.siglip_tower(vision, projector)
         rows = int(fields.with_defaults(mm_tokens_per_image=256).count("mm_tokens_per_image") ** 0.5)
         if tower.positions % rows:
             raise fields.refuse("mm_tokens_per_image", f"does not divide the picture's {tower.positions}^2 patches")
@@ -164,9 +162,7 @@ class PaliGemmaForConditionalGeneration(VisionLanguageModel):
         both_ways = (fields.get("text_config") or {}).get("use_bidirectional_attention")
         vision = vision_fields(fields)
         projector = ProjectorSpec(products=("linear",), widths=(text.hidden_size,))
-        tower = families.siglip_tower(
-            vision, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector."
-        )
+        tower = families.siglip_tower(vision, projector)
         sight = SightConfig(
             vision=tower, token=image_token(fields, 256000), sees="" if both_ways is False else "prompt",
             one_size=_pixels(vision, 224), beginnings=_LLAVA,
@@ -188,12 +184,9 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         layer, strategy = families.feature_layer(fields, -2), fields.get("vision_feature_select_strategy", "default")
         kind = vision.get("model_type", "clip_vision_model")
         if kind == "siglip_vision_model" and strategy == "full":
-            tower = families.siglip_tower(
-                vision, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector."
-            )
-            tower = families.upto(tower, layer)
+            tower = families.upto(families.siglip_tower(vision, projector), layer)
         elif kind == "clip_vision_model" and strategy == "default":
-            tower = families.clip_tower(vision, projector, layer, prefix="vision_tower.")
+            tower = families.clip_tower(vision, projector, layer)
         else:
             raise fields.refuse(
                 "vision_feature_select_strategy", f"with vision_config.model_type = {kind!r} is not implemented"

@@ -13,4 +13,5 @@ __all__ = ["available", "cross_attention"]
 
 def cross_attention(q: torch.Tensor, *others: Any) -> torch.Tensor:
     *tables, max_len_bound = others
-    return paged_attention(q, *tables, 0, 0.0, q.shape[0], 1, max_len_bound)  # no window, no cap
+    given = (*tables, 0, 0.0, q.shape[0], 1, max_len_bound)  # no window, no cap
+    return paged_attention(q, *given)

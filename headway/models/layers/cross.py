@@ -13,7 +13,7 @@ from headway.models.interface import Target
 from headway.models.layers.forms import In
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear, SummedLinear
-from headway.models.layers.norm import NormSpec
+from headway.models.layers.mixer import Site
 from headway.parallel.group import Group
 from headway.parallel.shard import HeadShard
 from headway.state.batch import StepBatch
@@ -68,18 +68,9 @@ class CrossSpec:
     def rotated(self) -> None:
         """See ``MixerSpec``."""
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> CrossMixer:
+    def make(self, site: Site) -> CrossMixer:
         """See ``MixerSpec``."""
-        return CrossMixer(self, hidden, dtype=dtype, device=device)
+        return CrossMixer(self, site.hidden, dtype=site.dtype, device=site.device)
 
 
 class CrossMixer(nn.Module):

@@ -19,8 +19,8 @@ from headway.models.layers.forms import In
 from headway.models.layers.indexer import Indexer, IndexSpec
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear, SummedLinear
-from headway.models.layers.mixer import parameter
-from headway.models.layers.norm import NormSpec, RMSNorm
+from headway.models.layers.mixer import Site, parameter
+from headway.models.layers.norm import RMSNorm
 from headway.models.rope import RopeConfig
 from headway.parallel.group import Group
 from headway.parallel.shard import HeadShard
@@ -92,19 +92,9 @@ class MLASpec:
             num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.rope_dim, rope=self.rope
         )
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> MLA:
+    def make(self, site: Site) -> MLA:
         """See ``MixerSpec``."""
-        assert cos_sin is not None
-        return MLA(self, hidden, cos_sin, group, dtype=dtype, device=device)
+        return MLA(self, site)
 
 
 class MLA(nn.Module):
@@ -121,17 +111,10 @@ class MLA(nn.Module):
 
     whole_heads = False
 
-    def __init__(
-        self,
-        spec: MLASpec,
-        hidden: int,
-        cos_sin: torch.Tensor,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: MLASpec, site: Site) -> None:
         super().__init__()
+        _, hidden, cos_sin, group, dtype, device = site
+        assert cos_sin is not None
         self.spec, self.cos_sin = spec, cos_sin
         queries = spec.num_heads * spec.head_dim
         made: Any = {"dtype": dtype, "device": device}

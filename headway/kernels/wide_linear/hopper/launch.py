@@ -106,7 +106,8 @@ def launch_sums(
 
 
 def wide_qkv(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
-    return launch_qkv(x, weight, *others, tile_width(x.shape[0], weight.shape[0], num_sms(x.device)))
+    others = (*others, tile_width(x.shape[0], weight.shape[0], num_sms(x.device)))
+    return launch_qkv(x, weight, *others)
 
 
 def launch_qkv(
