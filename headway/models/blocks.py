@@ -257,7 +257,6 @@ class Block(nn.Module):
         return self.out_of_ffn(self.into_ffn(stream, forms.into_ffn), stream, forms.out_of_ffn)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         names = self.spec.names
         found: dict[str, Target] = {}
         if self.mixer is not None:

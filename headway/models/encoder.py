@@ -188,7 +188,6 @@ class EncoderBlock(nn.Module):
         return x, x
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.mixer.destinations(prefix) | self.ffn.destinations(prefix)
         for name, norm in zip(self.spec.norms, self.norms, strict=True):
             if norm is not None:

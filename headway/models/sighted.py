@@ -124,7 +124,6 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         nested = fields.get("text_config") or {}
         defaults = {
             "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -157,7 +156,6 @@ class PaliGemmaForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text = sighted_text(fields, "", tied=True, drop=("use_bidirectional_attention",), capped=True)
         both_ways = (fields.get("text_config") or {}).get("use_bidirectional_attention")
         vision = vision_fields(fields)
@@ -175,7 +173,6 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, vision = sighted_text(fields, "", tied=False), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         bias = bool(fields.get("multimodal_projector_bias", True))
@@ -202,7 +199,6 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, vision = sighted_text(fields, "", tied=False), vision_fields(fields)
         vision = vision.with_defaults(
             hidden_size=1152, num_attention_heads=16, patch_size=32, hidden_act="gelu_pytorch_tanh"
@@ -269,7 +265,6 @@ class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):  # noqa: N801 (as
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
         vision = vision_fields(fields)
         tower = families.qwen25_tower(vision, text.hidden_size)
@@ -285,7 +280,6 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
         tower = families.qwen2_tower(vision_fields(fields), text.hidden_size)
         sight = SightConfig(
@@ -300,7 +294,6 @@ class Qwen3VLForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen3ForCausalLM", (24, 20, 20))
         tower = families.qwen3_tower(vision_fields(fields), text.hidden_size)
         if len(tower.deepstack) > len(text.blocks):
@@ -317,7 +310,6 @@ class Mistral3ForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, vision = sighted_text(fields, "", tied=True), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         group = fields.with_defaults(spatial_merge_size=2).count("spatial_merge_size")
@@ -337,7 +329,6 @@ class InternVLForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, vision = sighted_text(fields, "", tied=True), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         group = round(1 / fields.number("downsample_ratio", 0.5, least=0.01))

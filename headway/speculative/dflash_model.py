@@ -64,7 +64,6 @@ class MarkovHead(nn.Module):
         return self.out.forward(x)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.before.destinations(f"{prefix}markov_w1.") | self.out.destinations(prefix)
         return found if self.gate is None else found | self.gate.destinations(prefix)
 

@@ -23,7 +23,6 @@ FINISH_REGISTERS = 128
 
 
 def sample(logits: torch.Tensor, *others: Any) -> torch.Tensor:
-    """See the package."""
     *_, flags = others
     return sample_with(tile_for(logits.shape[0], logits.shape[1], is_filtered(flags)), logits, *others)
 

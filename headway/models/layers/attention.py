@@ -352,7 +352,6 @@ class Attention(nn.Module):
         return whole and plain and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.qkv.destinations(prefix, self._rows()) | self.out.destinations(prefix)
         for name in self.spec.unbiased:
             del found[f"{prefix}{name}.bias"]

@@ -125,7 +125,6 @@ class CrossMixer(nn.Module):
         self.attend.write(self.kv.forward(encoded), places, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.query.destinations(prefix) | self.kv.destinations(prefix) | self.out.destinations(prefix)
         for name in self.spec.unbiased:
             del found[f"{prefix}{name}.bias"]

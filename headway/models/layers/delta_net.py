@@ -166,7 +166,6 @@ class DeltaNet(DeltaMixer):
         return self.recur(qkv, decay, beta, gate, batch, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         spec, shard = self.spec, self.spec.shard
 
         def own(tensor: torch.Tensor) -> Target:

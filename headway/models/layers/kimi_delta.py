@@ -83,7 +83,6 @@ class KimiDelta(DeltaMixer):
         return self.recur(qkv, decay, beta, self.gates.forward(gate.contiguous()), batch, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found: dict[str, Target] = {}
         for product in (self.into, self.decays, self.gates, self.out):
             found |= product.destinations(prefix)

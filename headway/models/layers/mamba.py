@@ -111,7 +111,6 @@ class Mamba(StateMixer):
                 weight.fill_(1.0)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         named = {"dt_proj.bias": self.dt_bias, "D": self.d, "A_log": self.a}
         found = {f"{prefix}{name}": Target.part(tensor, self._own) for name, tensor in named.items()}
         for linear in (self.into, self.x_proj, self.dt_proj, self.out):
@@ -240,7 +239,6 @@ class Mamba2(StateMixer):
         self.a.copy_(-self.a.exp())
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         return self.own_destinations(prefix) | self.into.destinations(prefix) | self.out.destinations(prefix)
 
     def own_destinations(self, prefix: str) -> dict[str, Target]:

@@ -180,7 +180,6 @@ class MLA(nn.Module):
         return self.attend(q, latent, self.kv_b, batch, cache, selected)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         spec = self.spec
         turned = pairs_apart(spec.rope is not None and spec.rope.interleaved, spec.rope_dim)
         heads = _heads(spec.num_heads, _behind(spec.nope_dim, turned))

@@ -57,7 +57,6 @@ class PerLayerInputs(nn.Module):
         return looked.add_(projected).mul_(2.0**-0.5)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.table.destinations(f"{prefix}embed_tokens_per_layer.") | self.project.destinations(prefix)
         return found | self.norm.destinations(f"{prefix}per_layer_projection_norm.")
 
@@ -79,6 +78,5 @@ class PerLayerGate(nn.Module):
         return self.norm.forward(self.out.forward(self.act(self.into.forward(x)) * own))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.into.destinations(prefix) | self.out.destinations(prefix)
         return found | self.norm.destinations(f"{prefix}post_per_layer_input_norm.")

@@ -65,7 +65,6 @@ class SharedBlock(nn.Module):
         self.down = Linear(spec.inner, {"down_proj": hidden}, bias=spec.bias, dtype=dtype, device=device)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.first_norm.destinations(f"{prefix}input_layernorm.")
         found |= self.ffn_norm.destinations(f"{prefix}pre_ff_layernorm.")
         for name, products in (("self_attn", (self.qkv, self.out)), ("feed_forward", (self.gate_up, self.down))):
@@ -102,7 +101,6 @@ class Adapter(nn.Module):
         return y
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.down.destinations(prefix)
         for up in self.up:
             assert isinstance(up, Linear)

@@ -61,7 +61,6 @@ class ShortConv(StateMixer):
         return self.conv.forward(b * inputs, batch, cache[0], silu=False) * c
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.into.destinations(prefix) | self.out.destinations(prefix)
         shard = self.spec.shard
         return found | self.conv.destinations(f"{prefix}conv.", None if shard is None else shard.rows(self.spec.size))

@@ -96,7 +96,6 @@ class SideBySide(StateMixer):
         self.out.weight[:, queries:] *= spec.out_multipliers[1]
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         above = prefix.removesuffix(".").rpartition(".")[0] + "."  # the two lie beside each other in the block
         found = self.into.destinations(above)
         first = 0
