@@ -16,8 +16,8 @@ from headway.models.layers.norm import NormSpec
 from headway.models.rope import RopeConfig
 
 
-def _layer_norms(config: DecoderConfig, *, bias: bool = True) -> DecoderConfig:
-    return replace(config, norm=NormSpec(config.norm.eps, kind="layer", bias=bias))
+def _layer_norms(config: DecoderConfig) -> DecoderConfig:
+    return replace(config, norm=NormSpec(config.norm.eps, kind="layer", bias=True))
 
 
 def _ungated(block: BlockSpec, names: tuple[tuple[str, ...], str], *, bias: bool = True) -> MLPSpec:

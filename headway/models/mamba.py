@@ -63,8 +63,9 @@ def read_state_dtype(fields: Fields) -> str:
     return ""
 
 
-def read_limits(fields: Fields, name: str = "time_step_limit") -> tuple[float, float]:
+def read_limits(fields: Fields) -> tuple[float, float]:
     """(least, most) of time steps; config.json writes infinity as a string, an object or a bare word."""
+    name = "time_step_limit"
     value = fields.get(name)
     if value is None:
         return 0.0, float("inf")
