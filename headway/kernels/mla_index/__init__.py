@@ -25,24 +25,16 @@ index_topk(scores, positions, selected) -> ()
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headway.kernels.mla_index import reference
 from headway.kernels.registry import Op
 
 
-def _index_scores_meta(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    keys: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    first: int,
-    scale: float,
-    max_seq_len_bound: int,
-) -> torch.Tensor:
+def _index_scores_meta(q: torch.Tensor, *others: Any) -> torch.Tensor:
+    *_, max_seq_len_bound = others
     return torch.empty((q.shape[0], max_seq_len_bound), dtype=torch.float32, device=q.device)
 
 

@@ -27,23 +27,16 @@ are the seq_len - n before them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headway.kernels.mla_prefill import reference
 from headway.kernels.registry import Op
 
 
-def _mla_gather_meta(
-    latents: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    first: int,
-    size: int,
-    most_queries: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def _mla_gather_meta(latents: torch.Tensor, *others: Any) -> torch.Tensor:
+    *_, size, _, dtype = others
     return torch.empty((size, latents.shape[2]), dtype=dtype, device=latents.device)
 
 

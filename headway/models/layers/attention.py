@@ -90,6 +90,7 @@ class AttentionSpec:
     norm_names: tuple[str, str] = ("q_norm", "k_norm")
     temperature: tuple[float, float, float] | None = None
     shard: HeadShard | None = None
+    state = None
 
     def sharded(self, group: Group) -> AttentionSpec:
         """What this rank of ``group`` has of it.
@@ -116,10 +117,6 @@ class AttentionSpec:
         if not self.causal:
             return None
         return keys_and_values(self.num_kv_heads, self.head_dim, self.window, self.shared_with, self.chunk)
-
-    @property
-    def state(self) -> None:
-        """See ``MixerSpec``."""
 
     @property
     def rotated(self) -> AttentionSpec:

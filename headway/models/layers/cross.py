@@ -44,6 +44,7 @@ class CrossSpec:
     unbiased: tuple[str, ...] = ()
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "out_proj")
     shard: HeadShard | None = None
+    state = rotated = None
 
     def sharded(self, group: Group) -> CrossSpec:
         """What this rank of ``group`` has of it.
@@ -59,14 +60,6 @@ class CrossSpec:
         """Keys and values of the encoder's outputs."""
         shape = (self.num_heads, self.head_dim)
         return CacheSpec(CacheKind.CROSS, (Part("k", shape), Part("v", shape)), tokens=self.encoder_tokens)
-
-    @property
-    def state(self) -> None:
-        """See ``MixerSpec``."""
-
-    @property
-    def rotated(self) -> None:
-        """See ``MixerSpec``."""
 
     def make(self, site: Site) -> CrossMixer:
         """See ``MixerSpec``."""

@@ -55,6 +55,7 @@ class MLASpec:
     norm_eps: float = 1e-6
     index: IndexSpec | None = None
     shard: HeadShard | None = None
+    state = None
 
     def sharded(self, group: Group) -> MLASpec:
         """What this rank of ``group`` has of it.
@@ -80,10 +81,6 @@ class MLASpec:
     def own_index(self) -> IndexSpec | None:
         """The indexer, if the layer has one of its own."""
         return None if self.index is None or self.index.shared else self.index
-
-    @property
-    def state(self) -> None:
-        """See ``MixerSpec``."""
 
     @property
     def rotated(self) -> AttentionSpec:
