@@ -1,6 +1,6 @@
 """Times attention of rows of several tokens, drafts for one, on one card: fused, turned, and as prompts are attended.
 
-    python bench/ops/draft_attention.py [--rows 1 8 64 256] [--width 4] [--context 512] [--shapes gdn] [--cache fp8] [--tiles]
+    python -m bench.ops.draft_attention [--rows 1 8 64 256] [--width 4] [--context 512] [--shapes gdn] [--cache fp8] [--tiles]
 
 us a layer, of layers with a cache each in one CUDA graph: ``plain`` has one token a row; ``prompts`` launches ``rope_kv_write``
 and the kernels that the rows took before there were others; ``few`` the first of these and the kernels of decode rows;
@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
 import torch
-from limits import BYTES_PER_US
-from timing import time_calls
 
+from bench.ops.limits import BYTES_PER_US
+from bench.ops.timing import time_calls
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import launch, paged_attention
 from headway.kernels.paged_attention.hopper import early_decode
@@ -41,30 +42,43 @@ TILES = [EarlyTile(4, 1), EarlyTile(4, 1, 1.94, 8), EarlyTile(4, 2, 1.94, 4), Ea
 
 
 class Case:
-    """Layers of ``rows`` rows of ``width`` tokens, ``context`` of them cached in the end."""
+    """Layers of rows of ``width`` tokens, of ``lengths`` tokens each, which are cached in the end.
 
-    def __init__(self, shape: str, rows: int, width: int, context: int, cached: torch.dtype, layers: int) -> None:
-        heads, kv_heads, self.size, self.rotary = SHAPES[shape]
-        self.heads, self.width, cuda = (heads, kv_heads), width, "cuda"
+    ``shape``: as in ``SHAPES``; ``bound``: of the lengths, by default 4096 or the longest.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        lengths: Sequence[int],
+        width: int,
+        cached: torch.dtype,
+        layers: int,
+        bound: int = 0,
+        device: str = "cuda",
+    ) -> None:
+        heads, kv_heads, self.size, self.rotary = shape
+        self.heads, self.width, longest = (heads, kv_heads), width, max(lengths)
         self.inputs = make_paged_inputs(
-            [(width, context)] * rows, num_decode_rows=0, heads=self.heads, size=self.size, block_size=16,
-            dtype=torch.bfloat16, device=cuda, on_device=True, heads_first=True, cached=cached, bound=max(context, 4096),
+            [(width, length) for length in lengths], num_decode_rows=0, heads=self.heads, size=self.size, block_size=16,
+            dtype=torch.bfloat16, device=device, on_device=True, heads_first=True, cached=cached,
+            bound=bound or max(longest, 4096),
         )  # fmt: skip
         one = self.inputs.k_cache
         self.caches = [
             tuple(torch.randn_like(one, dtype=torch.float32).to(cached) for _ in range(2)) for _ in range(layers)
         ]
-        tokens = rows * width
+        tokens = len(lengths) * width
         self.qkv = [
-            torch.randn(tokens, (heads + 2 * kv_heads) * self.size, device=cuda).bfloat16() for _ in range(layers)
+            torch.randn(tokens, (heads + 2 * kv_heads) * self.size, device=device).bfloat16() for _ in range(layers)
         ]
-        row = torch.arange(tokens, device=cuda) // width
-        place = context - width + torch.arange(tokens, device=cuda) % width
+        row = torch.arange(tokens, device=device) // width
+        place = torch.tensor(lengths, device=device)[row] - width + torch.arange(tokens, device=device) % width
         blocks = self.inputs.block_tables[self.inputs.row_slots[row].long(), place // 16]
         self.kv_slots, self.positions = (blocks * 16 + place % 16).int(), place.int()
-        self.cos_sin = make_cos_sin(context, self.rotary, cuda)
-        self.norms = [torch.ones(self.size, device=cuda).bfloat16() for _ in range(2)]
-        self.arrivals = torch.zeros(tokens, kv_heads, dtype=torch.int32, device=cuda)
+        self.cos_sin = make_cos_sin(longest, self.rotary, device)
+        self.norms = [torch.ones(self.size, device=device).bfloat16() for _ in range(2)]
+        self.arrivals = torch.zeros(tokens, kv_heads, dtype=torch.int32, device=device)
 
     def tables(self) -> tuple[Any, ...]:
         inputs = self.inputs
@@ -89,7 +103,7 @@ class Case:
 
     def time(self, call: Callable[[int], torch.Tensor]) -> float:
         layers = range(len(self.caches))
-        return time_calls([lambda layer=layer: call(layer) for layer in layers])
+        return time_calls([partial(call, layer) for layer in layers])
 
 
 def alike(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -107,14 +121,15 @@ def alike(found: torch.Tensor, expected: torch.Tensor) -> float:
 def compile_tile(tile: EarlyTile, shape: str, width: int, cached: torch.dtype) -> None:
     """Fill Triton's cache."""
     with patch.object(early_decode, "early_tile", lambda *_: tile):
-        Case(shape, 2, width, 512, cached, 1).fused(0)
+        Case(SHAPES[shape], [512, 512], width, cached, 1).fused(0)
     torch.cuda.synchronize()
 
 
 def measure(shape: str, rows: int, args: argparse.Namespace, cached: torch.dtype) -> None:
     layers = 4 if rows > 128 else 16
-    case = Case(shape, rows, args.width, args.context, cached, layers)
-    plain = Case(shape, rows, 1, args.context, cached, layers)
+    lengths = [args.context] * rows
+    case = Case(SHAPES[shape], lengths, args.width, cached, layers)
+    plain = Case(SHAPES[shape], lengths, 1, cached, layers)
     before = patch.object(launch, "takes_few", lambda *_: False)
     with before:
         expected = case.apart(0)

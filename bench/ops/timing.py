@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,9 +10,12 @@ import torch
 from headway.core.ints import cdiv
 
 
-def time_calls(calls: list[Callable[[], Any]], least: int = 20, replays: int = 5) -> float:
-    """Microseconds per call: at least ``least`` calls in one graph, best of ``replays``."""
-    sequence = calls * cdiv(least, len(calls))
+def time_calls(
+    calls: Sequence[Callable[[], Any]], least: int = 20, replays: int = 5, before: Callable[[], Any] | None = None
+) -> float:
+    """Microseconds per call: at least ``least`` calls in one graph, best of ``replays``; ``before`` each of which is called,
+    whose kernels are not counted."""
+    sequence = list(calls) * cdiv(least, len(calls))
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -27,6 +30,8 @@ def time_calls(calls: list[Callable[[], Any]], least: int = 20, replays: int = 5
     best = float("inf")
     for _ in range(replays):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        if before is not None:
+            before()
         start.record()
         graph.replay()
         end.record()

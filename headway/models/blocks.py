@@ -158,7 +158,7 @@ class Block(nn.Module):
     def link(self, next_norm: Norm | None) -> None:
         """Make the junctions; ``next_norm``: of the next block, or the model's last. Once weights are in place."""
         spec, mixer, ffn = self.spec, self.mixer, self.ffn
-        scale = spec.residual_multiplier
+        multiplier = spec.residual_multiplier
         # Plain attributes: neither is a module.
         if spec.post:
             self._link_post()
@@ -166,11 +166,17 @@ class Block(nn.Module):
         if mixer is not None:
             self.into_mixer = ProjectIn(self.before_mixer, mixer.into)
             behind = next_norm if ffn is None else self.before_ffn
-            self.out_of_mixer = ProjectOut(mixer.out, behind, self.after_mixer, scale)
+            self.out_of_mixer = ProjectOut(mixer.out, behind, self.after_mixer, multiplier)
         if ffn is not None:
             products = (ffn.gate_up, ffn.act, ffn.down) if isinstance(ffn, MLP) else (None, None, None)
             self.into_ffn = ProjectIn(self.before_ffn, *products[:2])
-            self.out_of_ffn = ProjectOut(products[2], next_norm, self.after_ffn, scale)
+            last = products[2], next_norm, self.after_ffn, multiplier
+            self.out_of_ffn = ProjectOut(*last, scale=self._last_scale)
+
+    @property
+    def _last_scale(self) -> torch.Tensor | None:
+        """[1], what the last sum is multiplied by; None: nothing."""
+        return None
 
     def _link_post(self) -> None:
         """Norms stand behind the sums: what comes next takes the residual as it is."""

@@ -17,7 +17,7 @@ import torch
 from headway.models.blocks import Block, BlockSpec
 from headway.models.fields import Fields
 from headway.models.interface import Stack, Target
-from headway.models.layers.forms import LayerForms, LayerProducts
+from headway.models.layers.forms import PLAIN, LayerForms, LayerProducts
 from headway.models.layers.junction import Stream
 from headway.models.layers.mixer import parameter
 from headway.models.layers.mlp import MLP
@@ -37,13 +37,11 @@ class PerLayerBlockSpec(BlockSpec):
         layer: its index.
         side: size of its input; 0: it has none.
         side_act: of the gate.
-        scaled: the result is multiplied by a learned scalar.
     """
 
     layer: int
     side: int
     side_act: str
-    scaled: bool = True
 
     @property
     def block(self) -> type[Block]:
@@ -65,25 +63,37 @@ class PerLayerBlock(Block):
         self.scalar = parameter(1, dtype=dtype, device=device)
 
     def link(self, next_norm: Norm | None) -> None:
-        """What follows changes the residual, so no norm can be done with the last product."""
-        super().link(None)
+        """See ``Block``; the scalar multiplies the last sum."""
+        super().link(next_norm if self.gate is None else None)
+        if self.gate is not None:
+            self.gate.link(next_norm, self.scalar)
+
+    @property
+    def _last_scale(self) -> torch.Tensor | None:
+        return self.scalar if self.gate is None else None
+
+    @property
+    def products(self) -> LayerProducts:
+        """See ``Block``."""
+        if self.gate is None:
+            return super().products
+        into_side, out_of_side = self.gate.products
+        return super().products._replace(into_side=into_side, out_of_side=out_of_side)
 
     def forward(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
         """See ``Block``."""
-        entered = self.enter(stream.residual, forms)
-        return self._side(super().forward(entered, batch, cache, forms).residual, stream.beside)
+        return self._side(super().forward(stream, batch, cache, forms), stream.beside, forms)
 
     def forward_last(self, stream: Stream, batch: StepBatch, cache: LayerCache, forms: LayerForms) -> Stream:
         """See ``Block``."""
         beside = None if stream.beside is None else stream.beside.index_select(0, batch.logit_indices)
-        entered = self.enter(stream.residual, forms)
-        return self._side(super().forward_last(entered, batch, cache, forms).residual, beside)
+        return self._side(super().forward_last(stream, batch, cache, forms), beside, PLAIN)
 
-    def _side(self, x: torch.Tensor, beside: torch.Tensor | None) -> Stream:
+    def _side(self, stream: Stream, beside: torch.Tensor | None, forms: LayerForms) -> Stream:
         if self.gate is not None:
             assert beside is not None
-            x = x.add_(self.gate.forward(x, beside[:, self.spec.layer]))
-        return Stream(x.mul_(self.scalar), beside=beside)
+            stream = self.gate.add(stream, beside[:, self.spec.layer], forms)
+        return stream._replace(beside=beside)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         """See ``Block``."""

@@ -49,8 +49,8 @@ def test_all_kernels_compile_in_the_pool_and_none_while_serving(tmp_path: Path, 
 
 
 def test_a_kernel_that_does_not_compile_stops_the_start(tmp_path: Path) -> None:
-    told = boot(tmp_path, "silu_mul_kernel")
-    assert told["error"] == ["no such instruction", "while compiling headway.kernels.silu_mul.triton.silu_mul_kernel"]
+    told = boot(tmp_path, "gate_mul_kernel")
+    assert told["error"] == ["no such instruction", "while compiling headway.kernels.silu_mul.triton.gate_mul_kernel"]
     assert told["launched"] == 0
 
 

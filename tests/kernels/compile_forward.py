@@ -48,7 +48,7 @@ from headway.kernels.paged_attention.tiles import decode_tile, prefill_tile
 from headway.kernels.paged_attention.triton import decode_kernel, prefill_kernel
 from headway.kernels.rms_norm.triton import rms_norm_kernel
 from headway.kernels.rope_kv_write.triton import rope_kv_write_kernel
-from headway.kernels.silu_mul.triton import gelu_kernel, sigmoid_mul_kernel, silu_mul_kernel
+from headway.kernels.silu_mul.triton import gate_mul_kernel, gelu_kernel, sigmoid_mul_kernel
 from headway.kernels.skinny_linear.tiles import Kind, row_bucket, tile_for
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear_kernel
 from headway.kernels.wide_linear.hopper.triton import gate_up_kernel, sums_kernel
@@ -372,12 +372,13 @@ def main() -> None:
             "PARTS": parts,
             "AFTER": after,
             "NORM": True,
+            "SCALED": parts == 6,
             "FACTOR": 0.22 if parts else 1.0,
         }
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
         compile_typed("rms_norm", rms_norm_kernel, constants, types, {"num_warps": 8})
     for act in (1, 2, 3):
-        compile_kernel("silu_mul", silu_mul_kernel, {"SIZE": 3072, "BLOCK": 1024, "ACT": act}, num_warps=4)
+        compile_kernel("silu_mul", gate_mul_kernel, {"SIZE": 3072, "BLOCK": 1024, "ACT": act}, num_warps=4)
     capped = {"SIZE": 262144, "BLOCK": CAP_BLOCK, "CAPPED": True}
     compile_typed("cap_logits", cap_logits_kernel, capped, {"factor": "fp32", "cap": "fp32"}, {"num_warps": 8})
     compile_kernel("gelu", gelu_kernel, {"SIZE": 3072, "BLOCK": 1024}, num_warps=4)

@@ -13,7 +13,7 @@ from tests.kernels.compiler_process import run_module
 pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not only the language")
 
 NEEDED = {
-    "step_unpack_kernel", "embed_kernel", "rms_norm_kernel", "rope_kv_write_kernel", "silu_mul_kernel", "decode_kernel",
+    "step_unpack_kernel", "embed_kernel", "rms_norm_kernel", "rope_kv_write_kernel", "gate_mul_kernel", "decode_kernel",
     "prefill_kernel", "skinny_linear_kernel", "race_kernel", "finish_kernel", "slot_advance_kernel", "apply_edits_kernel",
     "dense_kernel", "dense_rope_kernel", "disentangled_kernel", "segment_pool_kernel", "router_kernel", "choose_kernel",
     "few_in_kernel", "few_out_kernel", "sort_kernel", "grouped_kernel", "combine_kernel", "cross_rows_kernel",

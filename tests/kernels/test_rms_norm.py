@@ -122,6 +122,24 @@ def test_a_factor_of_what_is_added(dtype: torch.dtype, device: str) -> None:
             assert_close(y, rms_norm.reference(residual, weight, EPS))
 
 
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_scale_of_the_sum(ends: bool, dtype: torch.dtype, device: str) -> None:
+    """The sum is rounded first; the norm is of what the residual holds then."""
+    x, first = (make_random(5, 63, dtype=dtype, device=device, seed=seed) for seed in (0, 2))
+    after, weight = (make_random(63, dtype=dtype, device=device, seed=seed) for seed in (1, 3))
+    scale, last = torch.full((1,), 0.37, dtype=dtype, device=device), None if ends else weight
+    wanted = (first + rms_norm.reference(x, after, EPS)) * scale
+    places = [norm_add.implementation("cuda"), norm_add.reference]
+    for run in [*places, norm_add.implementation("cpu")] if device == "cpu" else places[:1]:
+        residual = first.clone()
+        y = run(x, after, residual, last, EPS, 1.0, scale)
+        assert_close(residual, wanted)
+        assert_close(y, x[:0] if ends else rms_norm.reference(residual, weight, EPS))
+    meta = [None if each is None else each.to("meta") for each in (x, after, first, last)]
+    assert norm_add(*meta, EPS, 1.0, scale.to("meta")).shape == y.shape
+
+
 def test_many_rows_share_programs(device: str) -> None:
     x, weight = make_random(MANY_ROWS + 3, 20, dtype=torch.float32, device=device), torch.ones(20, device=device)
     assert_close(rms_norm.implementation("cuda")(x, weight, EPS), rms_norm.reference(x, weight, EPS))

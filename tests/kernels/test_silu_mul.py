@@ -1,4 +1,4 @@
-"""``silu_mul``, ``gelu_mul``, ``sigmoid_mul``, ``gelu``: references against formulas in f64, kernels against references."""
+"""Activations and gates of ``silu_mul``: references against formulas in f64, kernels against references."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from headway.kernels.silu_mul import gelu, gelu_mul, sigmoid_mul, silu_mul
+from headway.kernels.silu_mul import GATES, gate_mul, gelu, gelu_mul, sigmoid_mul, silu_mul
 from headway.kernels.testing import assert_close, kernel_dtypes, make_random
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -45,6 +45,20 @@ def test_gelu_of_both_kinds(tanh: bool, dtype: torch.dtype, device: str) -> None
     assert_close(expected, ((gate * phi).to(dtype) * up).to(dtype))
     assert_close(gelu_mul.implementation("cuda")(x, tanh), expected)
     assert gelu_mul(x.to("meta"), tanh).shape == expected.shape
+
+
+@pytest.mark.parametrize("dtype", kernel_dtypes())
+@pytest.mark.parametrize("act", GATES)
+def test_gate_and_factor_may_lie_apart(act: str, dtype: torch.dtype, device: str) -> None:
+    """In tensors of their own, with rows of other strides; both are kept."""
+    gate, wide = (make_random(3, size, dtype=dtype, device=device, seed=size) * 3 for size in (1030, 4 * 1030))
+    up, kept = wide.view(3, 4, 1030)[:, 2], (gate.clone(), wide.clone())
+    both = torch.cat([gate, up], dim=1)
+    expected = silu_mul.reference(both) if act == "silu" else gelu_mul.reference(both, act == "gelu_tanh")
+    assert_close(gate_mul.reference(gate, up, act), expected)
+    assert_close(gate_mul.implementation("cuda")(gate, up, act), expected)
+    assert torch.equal(gate, kept[0]) and torch.equal(wide, kept[1])
+    assert gate_mul(gate.to("meta"), up.to("meta"), act).shape == expected.shape
 
 
 def test_rows_may_be_strided(device: str) -> None:

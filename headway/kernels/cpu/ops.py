@@ -77,10 +77,14 @@ def add_rms_norm(
 
 
 def norm_add(
-    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, factor: float = 1.0
+    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, factor: float = 1.0,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     y = rms_norm(x.sum(0).to(residual.dtype) if x.dim() == 3 else x, after, eps)
     y = y if factor == 1.0 else y * factor
+    if scale is not None:
+        residual.add_(y).mul_(scale)
+        return residual.new_empty((0, y.shape[1])) if weight is None else rms_norm(residual, weight, eps)
     return residual.add_(y).new_empty((0, y.shape[1])) if weight is None else add_rms_norm(y, residual, weight, eps)
 
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels.mid_linear.tiles import tile_for
-from headway.kernels.silu_mul.reference import gate_mul
+from headway.kernels.silu_mul.reference import gate_mul_halves
 
 
 def mid_linear(
@@ -23,7 +23,7 @@ def mid_gate_up(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float,
     act: str = "silu",
 ) -> torch.Tensor:  # fmt: skip
-    return gate_mul(mid_linear(x, weight, bias, squares, eps), act)
+    return gate_mul_halves(mid_linear(x, weight, bias, squares, eps), act)
 
 
 def mid_add(

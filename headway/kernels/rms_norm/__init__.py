@@ -11,8 +11,10 @@ add_rms_norm(x, residual, weight, eps, factor=1) -> y
 add_parts_rms_norm(parts, residual, weight, eps, factor=1) -> y
     parts   f32 [S, T, C] contiguous, a product summed in S parts: add_rms_norm of their sum, rounded to residual's dtype
 
-norm_add(x, after, residual, weight, eps, factor=1) -> y: where a norm stands behind a product x, or its parts [S, T, C], too
+norm_add(x, after, residual, weight, eps, factor=1, scale=None) -> y: where a norm stands behind a product x, or its parts
+[S, T, C], too
     after   [C]: residual += factor * rms_norm(x, after);  y = rms_norm(residual, weight), or empty [0, C] with weight None
+    scale   [1] in x's dtype: the sum, rounded, is multiplied by it, before the norm; None: it is not
 """
 
 from __future__ import annotations
@@ -48,9 +50,10 @@ add_parts_rms_norm = Op(
     triton="headway.kernels.rms_norm.triton:add_parts_rms_norm",
 )
 norm_add = Op(
-    "norm_add(Tensor x, Tensor after, Tensor(a!) residual, Tensor? weight, float eps, float factor=1.0) -> Tensor",
+    "norm_add(Tensor x, Tensor after, Tensor(a!) residual, Tensor? weight, float eps, float factor=1.0, Tensor? scale=None) "
+    "-> Tensor",
     reference=reference.norm_add,
-    meta=lambda x, after, residual, weight, eps, factor=1.0: residual.new_empty(
+    meta=lambda x, after, residual, weight, eps, factor=1.0, scale=None: residual.new_empty(
         residual[: 0 if weight is None else None].shape
     ),
     triton="headway.kernels.rms_norm.triton:norm_add",

@@ -25,7 +25,10 @@ def add_parts_rms_norm(
 
 
 def norm_add(
-    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, factor: float = 1.0
+    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, factor: float = 1.0,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     residual.add_(rms_norm(x.sum(0).to(residual.dtype) if x.dim() == 3 else x, after, eps) * factor)
+    if scale is not None:
+        residual.mul_(scale)
     return residual.new_empty((0, residual.shape[1])) if weight is None else rms_norm(residual, weight, eps)

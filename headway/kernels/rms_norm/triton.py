@@ -26,6 +26,7 @@ def rms_norm_kernel(
     residual_ptr,  # [T, C], read and written when ADD
     weight_ptr,  # [C] when NORM
     after_ptr,  # [C] when AFTER: of the norm of x
+    scale_ptr,  # [1] when SCALED: of the sum
     out_ptr,  # [T, C] contiguous
     num_rows,
     x_stride,
@@ -39,6 +40,7 @@ def rms_norm_kernel(
     AFTER: tl.constexpr,
     NORM: tl.constexpr,
     EARLY: tl.constexpr,
+    SCALED: tl.constexpr = False,
     FACTOR: tl.constexpr = 1.0,  # of what is added
 ):
     start_next(EARLY)
@@ -49,6 +51,8 @@ def rms_norm_kernel(
         weight = tl.load(weight_ptr + col, mask=col < SIZE, other=0.0).to(tl.float32)
     if AFTER:
         after = tl.load(after_ptr + col, mask=col < SIZE, other=0.0).to(tl.float32)
+    if SCALED:
+        scale = tl.load(scale_ptr).to(tl.float32)
     wait_for_inputs(EARLY)
     if PARTS > 0:
         total = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
@@ -66,6 +70,8 @@ def rms_norm_kernel(
             x = (x * FACTOR).to(narrow.dtype).to(tl.float32)
         x += tl.load(residual_at, mask=mask, other=0.0).to(tl.float32)
         narrow = x.to(narrow.dtype)
+        if SCALED:
+            narrow = (narrow.to(tl.float32) * scale).to(narrow.dtype)
         tl.store(residual_at, narrow, mask=mask)
         x = narrow.to(tl.float32)  # what the residual holds now, rounding included
     if NORM:
@@ -90,15 +96,16 @@ def add_parts_rms_norm(
 
 
 def norm_add(
-    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, factor: float = 1.0
+    x: torch.Tensor, after: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor | None, eps: float, factor: float = 1.0,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     assert x.dim() == 2 or (x.dtype == torch.float32 and x.is_contiguous()), "parts are as linear_parts makes them"
-    return _launch(x, residual, weight, eps, x.shape[0] if x.dim() == 3 else 0, after, factor)
+    return _launch(x, residual, weight, eps, x.shape[0] if x.dim() == 3 else 0, after, factor, scale)
 
 
 def _launch(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, eps: float, parts: int = 0,
-    after: torch.Tensor | None = None, factor: float = 1.0,
+    after: torch.Tensor | None = None, factor: float = 1.0, scale: torch.Tensor | None = None,
 ) -> torch.Tensor:  # fmt: skip
     num_rows, size = x.shape[-2:]
     assert x.stride(-1) == 1 and (weight is None or weight.is_contiguous()), "rows must be contiguous"
@@ -108,10 +115,10 @@ def _launch(
     block_r = max(1, 4096 // block_c) if num_rows >= MANY_ROWS else 1
     # One row: 8 elements (16 bytes of bf16) per thread, for latency. Several: 16, for fewer warps in the reduction.
     warps = min(16, max(1, block_r * block_c // (256 if block_r == 1 else 512)))
-    weights = other if weight is None else weight, other if after is None else after
+    weights = (other if each is None else each for each in (weight, after, scale))
     rms_norm_kernel[(cdiv(num_rows, block_r),)](
         x, other, *weights, out, num_rows, x.stride(-2), other.stride(0), eps,
         SIZE=size, BLOCK_R=block_r, BLOCK_C=block_c, ADD=residual is not None, PARTS=parts, AFTER=after is not None,
-        NORM=weight is not None, FACTOR=factor, num_warps=warps, **launch_early(x.device),
+        NORM=weight is not None, SCALED=scale is not None, FACTOR=factor, num_warps=warps, **launch_early(x.device),
     )  # fmt: skip
     return out

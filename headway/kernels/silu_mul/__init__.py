@@ -6,6 +6,8 @@ silu_mul(x) -> y
 
 gelu_mul(x, tanh) -> y: round(gate * Phi(gate)) * up; with tanh Phi(g) is (1 + tanh(sqrt(2 / pi) (g + 0.044715 g^3))) / 2
 
+gate_mul(gate, up, act) -> y: the same of two tensors [T, I], last dimensions contiguous; act is one of ``GATES``
+
 sigmoid_mul(x, gate) -> y: what attention gates its results with
     x, gate  [T, I] activations, last dimension contiguous
     y        [T, I] in x's dtype:  x * round(sigmoid(gate))
@@ -43,6 +45,13 @@ gelu_mul = Op(
     reference=reference.gelu_mul,
     meta=lambda x, tanh: _silu_mul_meta(x),
     triton="headway.kernels.silu_mul.triton:gelu_mul",
+)
+
+gate_mul = Op(
+    "gate_mul(Tensor gate, Tensor up, str act) -> Tensor",
+    reference=reference.gate_mul,
+    meta=lambda gate, up, act: torch.empty(gate.shape, dtype=gate.dtype, device=gate.device),
+    triton="headway.kernels.silu_mul.triton:gate_mul",
 )
 
 sigmoid_mul = Op(

@@ -1,4 +1,4 @@
-"""Triton kernels of ``silu_mul``, ``gelu_mul``, ``sigmoid_mul`` and ``gelu``: element-wise, 16-byte accesses."""
+"""Triton kernels of ``gate_mul`` and what is made of it, ``sigmoid_mul`` and ``gelu``: element-wise, 16-byte accesses."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 
 LOG2E = tl.constexpr(1.4426950408889634)
@@ -24,10 +25,12 @@ def opened(gate, ACT: tl.constexpr):
 
 
 @triton.jit
-def silu_mul_kernel(
-    x_ptr,  # [T, 2 * SIZE]
+def gate_mul_kernel(
+    gate_ptr,  # [T, SIZE]
+    up_ptr,  # [T, SIZE]
     out_ptr,  # [T, SIZE] contiguous
-    x_stride,
+    gate_stride,
+    up_stride,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
     ACT: tl.constexpr,
@@ -37,30 +40,32 @@ def silu_mul_kernel(
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = col < SIZE
-    gate_at = x_ptr + row * x_stride + col
     wait_for_inputs(EARLY)
-    narrow = tl.load(gate_at, mask=mask, other=0.0)
-    up = tl.load(gate_at + SIZE, mask=mask, other=0.0).to(tl.float32)
+    narrow = tl.load(gate_ptr + row * gate_stride + col, mask=mask, other=0.0)
+    up = tl.load(up_ptr + row * up_stride + col, mask=mask, other=0.0).to(tl.float32)
     factor = opened(narrow.to(tl.float32), ACT).to(narrow.dtype).to(tl.float32)
     tl.store(out_ptr + row * SIZE + col, (factor * up).to(narrow.dtype), mask=mask)
 
 
 def silu_mul(x: torch.Tensor) -> torch.Tensor:
-    return _launch(x, 1)
+    gate, up = x.chunk(2, dim=1)
+    return gate_mul(gate, up, "silu")
 
 
 def gelu_mul(x: torch.Tensor, tanh: bool) -> torch.Tensor:
-    return _launch(x, 2 if tanh else 3)
+    gate, up = x.chunk(2, dim=1)
+    return gate_mul(gate, up, "gelu_tanh" if tanh else "gelu")
 
 
-def _launch(x: torch.Tensor, act: int) -> torch.Tensor:
-    num_rows, size = x.shape[0], x.shape[1] // 2
-    assert x.stride(1) == 1, "rows must be contiguous"
-    out = torch.empty((num_rows, size), dtype=x.dtype, device=x.device)
+def gate_mul(gate: torch.Tensor, up: torch.Tensor, act: str) -> torch.Tensor:
+    num_rows, size = gate.shape
+    assert gate.stride(1) == up.stride(1) == 1 and up.shape == gate.shape, "rows must be contiguous, and as many"
+    out = torch.empty((num_rows, size), dtype=gate.dtype, device=gate.device)
     block = min(1024, next_power_of_2(size))  # 1024 divides the usual sizes; 8 elements per thread at 4 warps
-    silu_mul_kernel[(num_rows, cdiv(size, block))](
-        x, out, x.stride(0), SIZE=size, BLOCK=block, ACT=act, num_warps=max(1, block // 256), **launch_early(x.device)
-    )
+    gate_mul_kernel[(num_rows, cdiv(size, block))](
+        gate, up, out, gate.stride(0), up.stride(0), SIZE=size, BLOCK=block, ACT=GATES.index(act) + 1,
+        num_warps=max(1, block // 256), **launch_early(gate.device),
+    )  # fmt: skip
     return out
 
 

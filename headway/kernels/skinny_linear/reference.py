@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels.rms_norm.reference import rms_norm
-from headway.kernels.silu_mul.reference import gate_mul
+from headway.kernels.silu_mul.reference import gate_mul_halves
 
 
 def skinny_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -22,7 +22,8 @@ def norm_linear(
 def norm_gate_up(
     x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
 ) -> torch.Tensor:  # fmt: skip
-    return gate_mul(F.linear(x if norm is None else rms_norm(x, norm, eps), weight, bias), act)
+    y = F.linear(x if norm is None else rms_norm(x, norm, eps), weight, bias)
+    return gate_mul_halves(y, act)
 
 
 def linear_add(

@@ -8,11 +8,11 @@ import torch
 import torch.nn.functional as F
 
 from headway.kernels.rope_kv_write.reference import rope_kv_write
-from headway.kernels.silu_mul.reference import gate_mul
+from headway.kernels.silu_mul.reference import gate_mul_halves
 
 
 def wide_gate_up(x: torch.Tensor, weight: torch.Tensor, act: str = "silu") -> torch.Tensor:
-    return gate_mul(F.linear(x, weight), act)
+    return gate_mul_halves(F.linear(x, weight), act)
 
 
 def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> None:

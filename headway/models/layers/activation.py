@@ -10,7 +10,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 
-from headway.kernels.silu_mul import GATES, gelu, gelu_mul, silu_mul
+from headway.kernels.silu_mul import GATES, gate_mul, gelu, gelu_mul, silu_mul
 
 ACTIVATIONS: Mapping[str, str] = MappingProxyType(
     {
@@ -63,6 +63,13 @@ class Gate:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return cast(torch.Tensor, silu_mul(x) if self.name == "silu" else gelu_mul(x, self.name == "gelu_tanh"))
+
+
+def opened(name: str, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """f(gate) * up of [T, I] each, f one of ``ACTIVATIONS``' values."""
+    if name in GATES:
+        return cast(torch.Tensor, gate_mul(gate, up, name))
+    return _FUNCTIONS[name](gate) * up
 
 
 def activation(name: str, *, gated: bool) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -307,15 +307,18 @@ class Attention(nn.Module):
         return cast(torch.Tensor, q)
 
     def _normalised(self, qkv: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-        """Without the gate; norms and factors that no attention kernel has: a fresh [T, (H + 2 KH) * D] then."""
+        """[T, (H + 2 KH) * D] without the gate, with norms and factors that no attention kernel has; perhaps in qkv itself."""
         qkv = qkv[:, self._gate_rows :] if self._gate_rows else qkv
         if self.factors is not None:
             q = qkv[:, : self._q_rows] * self.factors.index_select(0, batch.positions)
             return torch.cat([q.to(qkv.dtype), qkv[:, self._q_rows :]], dim=1)
         if self.spec.v_norm and self.spec.shared_with is None:
-            v = qkv[:, -self._kv_rows :].reshape(-1, self.spec.head_dim)
-            v = cast(torch.Tensor, rms_norm(v, self.ones, self.eps)).view(len(qkv), -1)
-            return torch.cat([qkv[:, : self._q_rows + self._kv_rows], v], dim=1)
+            kept = qkv[:, -self._kv_rows :]
+            v = cast(torch.Tensor, rms_norm(kept.reshape(-1, self.spec.head_dim), self.ones, self.eps)).view_as(kept)
+            if self.spec.keys_are_values:
+                return torch.cat([qkv, v], dim=1)
+            kept.copy_(v)
+            return qkv
         if self.spec.qk_norm != "all":
             return qkv
         q, k, v = qkv.split((self._q_rows, self._kv_rows, self._kv_rows), dim=1)

@@ -114,7 +114,8 @@ class OutProduct:
 
 class LayerProducts(NamedTuple):
     """The products of a layer; None: one that has no forms (it is quantised, or no single product), or that the layer does not
-    have. ``mixture``: tokens up to which a mixture in their place can norm what it reads and add what it gives."""
+    have. ``mixture``: tokens up to which a mixture in their place can norm what it reads and add what it gives. ``into_side``,
+    ``out_of_side``: of what is added behind both (``layers.per_layer``)."""
 
     into_mixer: InProduct | None
     out_of_mixer: OutProduct | None
@@ -123,11 +124,13 @@ class LayerProducts(NamedTuple):
     has_mixer: bool = True
     has_ffn: bool = True
     mixture: int = 0
+    into_side: InProduct | None = None
+    out_of_side: OutProduct | None = None
 
     @property
     def last(self) -> OutProduct | None:
         """The one whose sum the next layer begins with."""
-        return self.out_of_ffn if self.has_ffn else self.out_of_mixer
+        return self.out_of_side or (self.out_of_ffn if self.has_ffn else self.out_of_mixer)
 
     def adds_mixture(self, tokens: int) -> bool:
         """Whether the mixture does so among forms for few: what comes before it must leave the norm to it."""
@@ -146,6 +149,8 @@ class LayerForms(NamedTuple):
     out_of_mixer: Out = Out.PLAIN
     into_ffn: In = In.PLAIN
     out_of_ffn: Out = Out.PLAIN
+    into_side: In = In.PLAIN
+    out_of_side: Out = Out.PLAIN
 
 
 PLAIN = LayerForms()
@@ -273,6 +278,9 @@ def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> 
             return Out.PLAIN
         return Out.ADD if product.added else Out.SKINNY
 
+    side = layer.out_of_side
+    if side is not None and tokens > rows("skinny_linear", side.outputs, side.inputs):
+        side = None
     mixed = layer.out_of_mixer
     if layer.adds_mixture(tokens):
         return LayerForms(into(layer.into_mixer, bare), out(mixed), In.NORM, Out.ADD)
@@ -281,6 +289,8 @@ def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> 
         out(layer.out_of_mixer),
         into(layer.into_ffn, mixed is not None and mixed.added if layer.has_mixer else bare),
         out(layer.out_of_ffn),
+        into(layer.into_side, False),
+        out(side),
     )
 
 
@@ -333,7 +343,10 @@ def _mid_forms(layer: LayerProducts, tokens: int, rows: MidRows, meeting: bool) 
             return Out.PLAIN
         return Out.PARTS if product.in_parts else Out.MID
 
-    return LayerForms(into(layer.into_mixer), out(layer.out_of_mixer), into(layer.into_ffn), out(layer.out_of_ffn))
+    return LayerForms(
+        into(layer.into_mixer), out(layer.out_of_mixer), into(layer.into_ffn), out(layer.out_of_ffn), into(layer.into_side),
+        out(layer.out_of_side),
+    )  # fmt: skip
 
 
 # -- many tokens -------------------------------------------------------------------------------------------------------

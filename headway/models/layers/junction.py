@@ -108,7 +108,7 @@ class ProjectIn:
 
 
 class ProjectOut:
-    """residual += multiplier * after(linear(x)), then the norm that the next junction begins with.
+    """residual = (residual + multiplier * after(linear(x))) * scale, then the norm that the next junction begins with.
 
     Args:
         linear: None: what is added is no single product; ``add`` does it.
@@ -116,6 +116,7 @@ class ProjectOut:
         after: a norm of the product.
         multiplier: of the product, behind its norm.
         replaces: ``next_norm`` is of the sum, and becomes the residual.
+        scale: [1], of the sum, where RMS norms stand behind the product; None: there is none.
     """
 
     def __init__(
@@ -126,11 +127,13 @@ class ProjectOut:
         multiplier: float = 1.0,
         *,
         replaces: bool = False,
+        scale: torch.Tensor | None = None,
     ) -> None:
         self._linear, self.next_norm, self.after, self.multiplier = linear, next_norm, after, multiplier
-        self.replaces = replaces
+        self.replaces, self.scale = replaces, scale
         rms = isinstance(after, RMSNorm) and (next_norm is None or isinstance(next_norm, RMSNorm))
         self._one_kernel = rms and (next_norm is None or next_norm.eps == cast(RMSNorm, after).eps)
+        assert scale is None or self._one_kernel, "have not met"
 
     @property
     def linear(self) -> Linear:
@@ -184,7 +187,8 @@ class ProjectOut:
             y = group.all_reduce(y)
         if self._one_kernel:
             after = cast(RMSNorm, after)
-            normed = norm_add(y, after.weight, residual, None if norm is None else norm.weight, after.eps, factor)
+            weights = after.weight, residual, None if norm is None else norm.weight
+            normed = norm_add(y, *weights, after.eps, factor, self.scale)
             return Stream(residual, None if norm is None else cast(torch.Tensor, normed))
         if after is not None:
             y = after.forward(y)

@@ -11,8 +11,10 @@ import torch
 from torch import nn
 
 from headway.models.interface import Target
-from headway.models.layers.activation import activation
+from headway.models.layers.activation import opened
 from headway.models.layers.embedding import Embedding
+from headway.models.layers.forms import InProduct, LayerForms, OutProduct
+from headway.models.layers.junction import ProjectIn, ProjectOut, Stream
 from headway.models.layers.linear import Linear
 from headway.models.layers.norm import Norm, NormSpec
 
@@ -62,7 +64,10 @@ class PerLayerInputs(nn.Module):
 
 
 class PerLayerGate(nn.Module):
-    """norm(out(act(into(x)) * input of the layer))."""
+    """norm(out(act(into(x)) * input of the layer)).
+
+    Once it is linked, ``add`` adds that to a residual, in the forms that suit the number of tokens.
+    """
 
     def __init__(
         self, size: int, act: str, norm: NormSpec, hidden: int, *, dtype: torch.dtype, device: torch.device
@@ -71,11 +76,26 @@ class PerLayerGate(nn.Module):
         self.into = Linear(hidden, {"per_layer_input_gate": size}, bias=False, dtype=dtype, device=device)
         self.out = Linear(size, {"per_layer_projection": hidden}, bias=False, dtype=dtype, device=device)
         self.norm: Norm = norm.make(hidden, dtype=dtype, device=device)
-        self.act = activation(act, gated=False)
+        self.act = act
 
     def forward(self, x: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
         """x [T, C] and the layer's input own [T, P] -> [T, C], fresh."""
-        return self.norm.forward(self.out.forward(self.act(self.into.forward(x)) * own))
+        return self.norm.forward(self.out.forward(opened(self.act, self.into.forward(x), own)))
+
+    def link(self, next_norm: Norm | None, scale: torch.Tensor) -> None:
+        """Make the junctions of ``add``; ``next_norm`` as of ``Block.link``, ``scale`` [1]: of the sum."""
+        self.project_in = ProjectIn(None, self.into)
+        self.project_out = ProjectOut(self.out, next_norm, self.norm, scale=scale)
+
+    @property
+    def products(self) -> tuple[InProduct | None, OutProduct | None]:
+        """What decides on the forms."""
+        return self.project_in.product(), self.project_out.product()
+
+    def add(self, stream: Stream, own: torch.Tensor, forms: LayerForms) -> Stream:
+        """The stream of T tokens with (residual + forward(residual, own)) * scale; own is [T, P]."""
+        gated = opened(self.act, self.project_in(stream, forms.into_side), own)
+        return self.project_out(gated, stream, forms.out_of_side)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
         found = self.into.destinations(prefix) | self.out.destinations(prefix)
