@@ -37,9 +37,17 @@ from bench.ops.timing import read_bytes_per_us, time_calls
 from headway.core.ints import cdiv
 from headway.kernels.compiler_process import Compiled, CompilerProcess
 from headway.kernels.paged_attention.hopper import early_decode
-from headway.kernels.paged_attention.hopper.early_decode import EarlyTile, early_tile, fitted
+from headway.kernels.paged_attention.hopper.decode_tiles import (
+    REGISTERS,
+    RESERVED,
+    SHARED,
+    THREAD_REGISTERS,
+    EarlyTile,
+    Heads,
+    early_tile,
+    program_bytes,
+)
 from headway.kernels.paged_attention.hopper.triton_decode import early_decode_kernel
-from headway.kernels.paged_attention.hopper.triton_merge import cluster_bytes, room_bytes, row_count
 from headway.kernels.paged_attention.tiles import MAX_SPLITS_WHEN_FULL, choose_splits
 from headway.kernels.triton_precompile import NotedKernel, hash_compiler, launches_noted
 
@@ -57,11 +65,8 @@ RAGGED, WIDE = 0.2, 0.8
 PIECES = (128, 256, 512)
 """Tokens that a row may be cut into, where lengths are spread wide and programs fill the card: long rows into more of them than
 short ones, which no tile says."""
-PROGRAM_KB, PROCESSOR_KB = 227, 228
-"""Of shared memory, on Hopper; of a processor's each program takes one more."""
-PROCESSOR_REGISTERS = 65536
-REGISTERS = {64: 128, 128: 168, 256: 248}
-"""Of a thread, by head size, as they compile without a limit (96 to 126, 136 to 168, 235 to 247)."""
+PROGRAM_KB = 227
+"""Of shared memory, on Hopper."""
 LIMIT = 128
 COLD_BYTES = 300 << 20
 """What layers read before one is read again, at least."""
@@ -88,6 +93,10 @@ class Shape:
     def cached(self) -> torch.dtype:
         return torch.float8_e4m3fn if self.itemsize == 1 else torch.bfloat16
 
+    @property
+    def heads(self) -> Heads:
+        return Heads(self.size, self.group, self.itemsize)
+
     def token_bytes(self) -> int:
         return 2 * self.kv_heads * self.size * self.itemsize
 
@@ -99,20 +108,11 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def program_bytes(tile: EarlyTile, shape: Shape) -> int:
-    """Shared memory of a program, as its kernel compiles: tiles, queries, room for merging, the cluster's mailbox."""
-    rows = row_count.fn(shape.group)
-    tiles = 2 * tile.stages * tile.block_n * shape.size * shape.itemsize
-    room = room_bytes.fn(tile.num_warps, rows, shape.size)
-    mailbox = 0 if tile.cluster == 1 else 8 + cluster_bytes.fn(tile.cluster, rows, shape.size)
-    return int(tiles + 16 * shape.size + room + mailbox)
-
-
 def together(tile: EarlyTile, shape: Shape) -> int:
     """Programs that share a processor."""
-    registers = min(REGISTERS[shape.size], tile.registers or 255)
-    by_registers = PROCESSOR_REGISTERS // (32 * tile.num_warps * registers)
-    return min(by_registers, (PROCESSOR_KB << 10) // (program_bytes(tile, shape) + 1024), 32)
+    registers = min(THREAD_REGISTERS[shape.size], tile.registers or 255)
+    by_registers = REGISTERS // (32 * tile.num_warps * registers)
+    return min(by_registers, SHARED // (program_bytes(tile, shape.heads) + RESERVED), 32)
 
 
 def splits_in_use(tile: EarlyTile, shape: Shape, rows: int, tokens: int, sms: int, piece: int = 0) -> tuple[int, int]:
@@ -138,7 +138,7 @@ def candidates(shape: Shape, rows: int, tokens: int, sms: int) -> list[EarlyTile
             continue
         for cluster, limit in product((1, *clusters), (None, LIMIT)):
             each = replace(tile, cluster=cluster, registers=limit)
-            fits = program_bytes(each, shape) <= PROGRAM_KB << 10
+            fits = program_bytes(each, shape.heads) <= PROGRAM_KB << 10
             waves = 2 if cluster == 1 else 1
             if not fits or (used > 1 and used * programs > waves * sms * together(each, shape)):
                 continue
@@ -164,8 +164,7 @@ def points(all_rows: Sequence[int]) -> list[tuple[int, int, float]]:
 
 def own_tile(shape: Shape, rows: int, sms: int) -> EarlyTile:
     """The rule's."""
-    chosen = early_tile(rows * shape.kv_heads, shape.group, sms, shape.itemsize)
-    return fitted(chosen, shape.size, shape.itemsize)
+    return early_tile(rows * shape.kv_heads, shape.heads, sms)
 
 
 def tiles_of(shape: Shape, rows: int, tokens: int, sms: int) -> list[EarlyTile]:
@@ -205,7 +204,6 @@ def using(tile: EarlyTile, piece: int = 0) -> Iterator[None]:
     """The launcher takes ``tile`` as it is, and cuts rows into pieces of ``piece`` tokens unless that is 0."""
     with (
         patch.object(early_decode, "early_tile", lambda *_: tile),
-        patch.object(early_decode, "fitted", lambda tile, *_: tile),
         patch.object(early_decode, "choose_splits", (lambda *_: cut(tile, piece)) if piece else choose_splits),
     ):
         yield

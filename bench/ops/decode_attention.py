@@ -25,7 +25,7 @@ from timing import time_calls
 from headway.core.ints import cdiv
 from headway.kernels.capability import num_sms
 from headway.kernels.paged_attention.hopper import early_decode
-from headway.kernels.paged_attention.hopper.early_decode import EarlyTile
+from headway.kernels.paged_attention.hopper.decode_tiles import WARP_KEYS, EarlyTile
 from headway.kernels.paged_attention.tiles import choose_splits
 
 SHARED = 228 * 1024
@@ -37,7 +37,7 @@ def candidates(programs: int, context: int, bound: int, itemsize: int) -> list[E
     found: dict[tuple[int, ...], EarlyTile] = {}
     sms = num_sms(torch.device("cuda", 0))
     for warps, stages, residents in product((1, 2, 4, 8), (1, 2, 3, 4), (0.5, 1.0, 1.5, 2.0, 3.0, 4.0)):
-        block = early_decode.WARP_KEYS * warps
+        block = WARP_KEYS * warps
         most, least_tiles = choose_splits(programs, bound, block, sms, residents)
         tiles = cdiv(context, block)
         share = cdiv(tiles, max(1, min(cdiv(tiles, least_tiles), most)))
@@ -69,7 +69,7 @@ class Attention(Layers):
 
 def use(tile: EarlyTile | None) -> None:
     """Have the launcher take ``tile``, None for the table's."""
-    early_decode.early_tile = TABLE if tile is None else lambda programs, group, sms, itemsize: tile
+    early_decode.early_tile = TABLE if tile is None else lambda *_: tile
 
 
 def attended(made: Layers, qkv: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,12 @@
 """Times attention of rows of several tokens, drafts for one, on one card: fused, turned, and as prompts are attended.
 
     python -m bench.ops.draft_attention [--rows 1 8 64 256] [--width 4] [--context 512] [--shapes gdn] [--cache fp8] [--tiles]
+        [--shares]
 
 us a layer, of layers with a cache each in one CUDA graph: ``plain`` has one token a row; ``prompts`` launches ``rope_kv_write``
 and the kernels that the rows took before there were others; ``few`` the first of these and the kernels of decode rows;
 ``fused`` is ``decode_attention``, which is ``few`` where one kernel cannot do it all. Outputs are compared first. With --tiles
-the fused kernel is timed with other tiles, too.
+the fused kernel is timed with other tiles, too. With --shares all but ``plain`` are layers that share another one's keys.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ import torch
 from bench.ops.limits import BYTES_PER_US
 from bench.ops.timing import time_calls
 from headway.kernels.decode_attention import decode_attention
+from headway.kernels.decode_attention.reference import heads_to_write
 from headway.kernels.paged_attention import launch, paged_attention
 from headway.kernels.paged_attention.hopper import early_decode
-from headway.kernels.paged_attention.hopper.early_decode import EarlyTile, serves
+from headway.kernels.paged_attention.hopper.decode_tiles import EarlyTile
+from headway.kernels.paged_attention.hopper.early_decode import serves
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import make_cos_sin, make_paged_inputs
 
@@ -35,6 +38,8 @@ SHAPES = {
     "llama-8b": (32, 8, 128, 128),
     "gpt-oss": (64, 8, 64, 64),
     "gdn": (8, 2, 256, 64),
+    "gemma4-e2b": (8, 1, 256, 256),
+    "gemma3n-e4b": (8, 2, 256, 256),
 }
 """Query heads, KV heads, head size, numbers of a head that are rotated."""
 TILES = [EarlyTile(4, 1), EarlyTile(4, 1, 1.94, 8), EarlyTile(4, 2, 1.94, 4), EarlyTile(4, 2), EarlyTile(4, 2, 1.5),
@@ -44,7 +49,7 @@ TILES = [EarlyTile(4, 1), EarlyTile(4, 1, 1.94, 8), EarlyTile(4, 2, 1.94, 4), Ea
 class Case:
     """Layers of rows of ``width`` tokens, of ``lengths`` tokens each, which are cached in the end.
 
-    ``shape``: as in ``SHAPES``; ``bound``: of the lengths, by default 4096 or the longest.
+    ``shape``: as in ``SHAPES``; ``bound``: of the lengths, by default 4096 or the longest; ``shares``: other layers cache all.
     """
 
     def __init__(
@@ -56,9 +61,10 @@ class Case:
         layers: int,
         bound: int = 0,
         device: str = "cuda",
+        shares: bool = False,
     ) -> None:
         heads, kv_heads, self.size, self.rotary = shape
-        self.heads, self.width, longest = (heads, kv_heads), width, max(lengths)
+        self.heads, self.width, self.shares, longest = (heads, kv_heads), width, shares, max(lengths)
         self.inputs = make_paged_inputs(
             [(width, length) for length in lengths], num_decode_rows=0, heads=self.heads, size=self.size, block_size=16,
             dtype=torch.bfloat16, device=device, on_device=True, heads_first=True, cached=cached,
@@ -70,7 +76,8 @@ class Case:
         ]
         tokens = len(lengths) * width
         self.qkv = [
-            torch.randn(tokens, (heads + 2 * kv_heads) * self.size, device=device).bfloat16() for _ in range(layers)
+            torch.randn(tokens, (heads + (0 if shares else 2 * kv_heads)) * self.size, device=device).bfloat16()
+            for _ in range(layers)
         ]
         row = torch.arange(tokens, device=device) // width
         place = torch.tensor(lengths, device=device)[row] - width + torch.arange(tokens, device=device) % width
@@ -86,13 +93,14 @@ class Case:
 
     def fused(self, layer: int) -> torch.Tensor:
         of = (self.positions, self.cos_sin, *self.norms, 1e-6, self.kv_slots, *self.caches[layer], self.heads[0])
-        numbers = self.size**-0.5, 0, 0.0, self.inputs.max_seq_len_bound, 0, None, None, self.width
+        numbers = self.size**-0.5, 0, 0.0, self.inputs.max_seq_len_bound, 0, None, None, self.width, self.shares
         out: torch.Tensor = decode_attention(self.qkv[layer], *of, *self.tables(), *numbers)
         return out
 
     def apart(self, layer: int) -> torch.Tensor:
         """Two launches."""
-        of = (self.positions, self.cos_sin, *self.norms, 1e-6, self.kv_slots, *self.caches[layer], self.heads[0])
+        written = heads_to_write(*self.caches[layer], self.shares)
+        of = (self.positions, self.cos_sin, *self.norms, 1e-6, self.kv_slots, *written, self.heads[0])
         q = rope_kv_write(self.qkv[layer], *of)
         more = None, 0, None, None, False, self.width
         sizes = (len(q) if self.width == 1 else 0), self.width, self.inputs.max_seq_len_bound
@@ -118,17 +126,17 @@ def alike(found: torch.Tensor, expected: torch.Tensor) -> float:
     return error
 
 
-def compile_tile(tile: EarlyTile, shape: str, width: int, cached: torch.dtype) -> None:
+def compile_tile(tile: EarlyTile, shape: str, width: int, cached: torch.dtype, shares: bool) -> None:
     """Fill Triton's cache."""
     with patch.object(early_decode, "early_tile", lambda *_: tile):
-        Case(SHAPES[shape], [512, 512], width, cached, 1).fused(0)
+        Case(SHAPES[shape], [512, 512], width, cached, 1, shares=shares).fused(0)
     torch.cuda.synchronize()
 
 
 def measure(shape: str, rows: int, args: argparse.Namespace, cached: torch.dtype) -> None:
     layers = 4 if rows > 128 else 16
     lengths = [args.context] * rows
-    case = Case(SHAPES[shape], lengths, args.width, cached, layers)
+    case = Case(SHAPES[shape], lengths, args.width, cached, layers, shares=args.shares)
     plain = Case(SHAPES[shape], lengths, 1, cached, layers)
     before = patch.object(launch, "takes_few", lambda *_: False)
     with before:
@@ -172,12 +180,13 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", default=["qwen3-06b"], choices=list(SHAPES))
     parser.add_argument("--cache", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--tiles", action="store_true")
+    parser.add_argument("--shares", action="store_true", help="layers with queries alone, whose keys others write")
     args = parser.parse_args()
     cached = torch.float8_e4m3fn if args.cache == "fp8" else torch.bfloat16
     for shape in args.shapes:
         if args.tiles:
             with ProcessPoolExecutor(8, mp_context=multiprocessing.get_context("spawn")) as pool:
-                jobs = [pool.submit(compile_tile, tile, shape, args.width, cached) for tile in TILES]
+                jobs = [pool.submit(compile_tile, tile, shape, args.width, cached, args.shares) for tile in TILES]
                 for job in jobs:
                     job.exception()  # what does not fit is told below
         for rows in args.rows:

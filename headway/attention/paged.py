@@ -11,6 +11,7 @@ import torch
 
 from headway.attention.flex import FlexAttention, FlexRule
 from headway.kernels.decode_attention import decode_attention
+from headway.kernels.decode_attention.reference import heads_to_write
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.paged_attention.rule import ScoreRule
 from headway.kernels.rope_kv_write import rope_kv_write
@@ -40,7 +41,8 @@ class PagedAttention:
         sinks: float32 [H], a logit more in each head's softmax, without a value; None: there is none.
         slopes: float32 [H], times the distance to a key is taken off its score (ALiBi); None: nothing is.
         flex: a model's own rule, under which torch attends instead of kernels; None: there is none.
-        shares: keys and values are another layer's, so that what comes in are queries alone, and nothing is written.
+        shares: keys and values are another layer's, so that what comes in are queries alone, and nothing is written. That layer
+            is of the same group and comes first in a step.
         group: of the layer's cache.
 
     Attributes:
@@ -99,13 +101,14 @@ class PagedAttention:
             [T, H * D] in qkv's dtype; zeros on rows that are padding or zombies.
         """
         width = most_tokens(batch, qkv.shape[0])
-        if width and not self.shares and self.flex is None:
+        late = self.shares and batch.reads_this_step  # the row's other keys may be of this step
+        if width and not late and self.flex is None:
             assert not batch.reads_this_step, "keys of the rows' other tokens were not made"
             (k_cache, v_cache), group = cache, batch.groups[self.group]
             together = decode_attention(
                 qkv, batch.positions, cos_sin, q_norm, k_norm, eps, group.kv_slots, k_cache, v_cache, self.num_heads,
                 group.block_tables, batch.row_slots, batch.query_start, group.seq_lens, batch.arrivals,
-                self.scale, self.window, self.soft_cap, batch.max_seq_len_bound, *self.extras, width,
+                self.scale, self.window, self.soft_cap, batch.max_seq_len_bound, *self.extras, width, self.shares,
             )  # fmt: skip
             return cast(torch.Tensor, together).flatten(1)
         return self.attend(self.queries(qkv, batch, cache, cos_sin, q_norm, k_norm, eps), batch, cache)
@@ -122,14 +125,9 @@ class PagedAttention:
     ) -> torch.Tensor:
         """The first half of a call: keys and values are written, and q [T, H, D] is normalised and rotated."""
         (k_cache, v_cache), group = cache, batch.groups[self.group]
-        if self.shares:  # no heads to write
-            k_cache, v_cache = k_cache[:, :, :0], v_cache[:, :, :0]
-        return cast(
-            torch.Tensor,
-            rope_kv_write(
-                qkv, batch.positions, cos_sin, q_norm, k_norm, eps, group.kv_slots, k_cache, v_cache, self.num_heads
-            ),
-        )
+        written = heads_to_write(k_cache, v_cache, self.shares)
+        q = rope_kv_write(qkv, batch.positions, cos_sin, q_norm, k_norm, eps, group.kv_slots, *written, self.num_heads)
+        return cast(torch.Tensor, q)
 
     def attend(self, q: torch.Tensor, batch: StepBatch, cache: LayerCache) -> torch.Tensor:
         """The second half: q [T, H, D] of a step whose keys and values are in the cache -> [T, H * D]."""

@@ -18,7 +18,7 @@ from bench.ops import attention_tiles as bench
 from bench.ops.attention_tiles import Shape
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention.hopper import early_decode
-from headway.kernels.paged_attention.hopper.early_decode import EarlyTile
+from headway.kernels.paged_attention.hopper.decode_tiles import EarlyTile, Heads, program_bytes
 from headway.kernels.registry import Op
 from tests.kernels.gluon_decode import modelled
 
@@ -54,7 +54,7 @@ def test_candidates_fit_and_differ(shape: Shape) -> None:
         launches = set()
         for tile in found:
             used, share = bench.splits_in_use(tile, shape, rows, tokens, 132)
-            assert bench.program_bytes(tile, shape) <= 227 << 10 and bench.together(tile, shape) >= 1
+            assert program_bytes(tile, shape.heads) <= 227 << 10 and bench.together(tile, shape) >= 1
             assert used * share * tile.block_n >= tokens > (used - 1) * share * tile.block_n
             assert tile.cluster == 1 or tile.cluster // 2 < used <= tile.cluster
             launches.add((tile.num_warps, tile.stages, used, tile.cluster, tile.registers))
@@ -64,10 +64,10 @@ def test_candidates_fit_and_differ(shape: Shape) -> None:
 def test_shared_memory_is_what_kernels_compile_to() -> None:
     """As Triton 3.6 says for sm_90."""
     few, narrow = Shape(2, 6, 128), Shape(1, 4, 256, 1)
-    assert bench.program_bytes(EarlyTile(2, 3), few) == 60616
-    assert bench.program_bytes(EarlyTile(2, 2, cluster=4), few) == 61152
-    assert bench.program_bytes(EarlyTile(4, 1), Shape(1, 4, 256)) == 87736
-    assert bench.program_bytes(EarlyTile(4, 2, cluster=2), narrow) == 96080
+    assert program_bytes(EarlyTile(2, 3), few.heads) == 60616
+    assert program_bytes(EarlyTile(2, 2, cluster=4), few.heads) == 61152
+    assert program_bytes(EarlyTile(4, 1), Heads(256, 4, 2)) == 87736
+    assert program_bytes(EarlyTile(4, 2, cluster=2), narrow.heads) == 96080
     assert [bench.together(EarlyTile(2, stages), few) for stages in (1, 2, 3, 4)] == [6, 5, 3, 2]
 
 
@@ -88,14 +88,6 @@ def test_rows_are_ragged_and_longest_first() -> None:
     assert (8, 4000, 0.2) in bench.points([8]) and (64, 430, 0.8) in bench.points([64]) and len(bench.points([1])) == 2
 
 
-def test_a_tile_is_taken_as_it_is() -> None:
-    """Of heads of 256, too, for which the rule's tiles are changed."""
-    tile = EarlyTile(2, 4, 6.0, 2, 128)
-    with bench.using(tile):
-        chosen = early_decode.early_tile(256, 4, 132, 2)
-        assert early_decode.fitted(chosen, 256, 2) == tile
-
-
 def test_a_point_has_every_candidate() -> None:
     times = iter(float(n) for n in range(1, 100))
     with without_a_card(times):
@@ -113,7 +105,7 @@ def test_a_tile_that_is_wrong_is_left_out(capsys: pytest.CaptureFixture[str]) ->
 
     def attend(*arguments: Any) -> torch.Tensor:
         out: torch.Tensor = real(*arguments)
-        return out + 1 if early_decode.early_tile(2, 3, 4, 2) == wrong else out
+        return out + 1 if early_decode.early_tile(2, Heads(64, 3, 2), 4) == wrong else out
 
     real = decode_attention.implementation("cuda")
     with without_a_card(iter([1.0] * 100)), patch.object(Op, "__call__", lambda self, *args: attend(*args)):

@@ -12,6 +12,7 @@ import torch
 
 from headway.core.config import EngineArgs
 from headway.engine.boot import build_engine
+from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
 from headway.kernels.testing import assert_close, make_paged_inputs, make_random
 from headway.models import registry
@@ -19,6 +20,7 @@ from tests.attention.kinds import KINDS, folder_of
 from tests.attention.test_kinds import arguments, prompts
 from tests.engine.harness import request, run
 from tests.gpu.guard import no_waits
+from tests.kernels import draft_rows, test_decode_attention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -59,6 +61,54 @@ def test_kernels_equal_the_reference(
     expected = paged_attention.reference(*on_cpu).cuda()
     for reads_this_step in (False, True):
         assert_close(paged_attention(*wanted, reads_this_step), expected)
+
+
+SHARED: list[tuple[int, int, dict[str, Any]]] = [
+    (1, 1, {"heads": (8, 1), "size": 256, "window": 512}),
+    (70, 1, {"heads": (8, 1), "size": 256, "window": 512}),
+    (300, 1, {"heads": (8, 1), "size": 256}),
+    (70, 2, {"heads": (8, 1), "size": 256, "window": 512}),
+    (7, 4, {"heads": (8, 2), "size": 256}),
+    (7, 1, {"heads": (8, 2), "size": 256, "cached": torch.float8_e4m3fn}),
+    (300, 1, {"heads": (16, 8), "size": 128, "soft_cap": 20.0}),
+    (70, 4, {"heads": (16, 8), "size": 128, "cached": torch.float8_e4m3fn}),
+    (7, 1, {"heads": (8, 2), "size": 64, "sinks": True, "window": 100}),
+    (70, 1, {"heads": (8, 2), "size": 96}),
+]
+
+
+@pytest.mark.parametrize(("rows", "width", "shape"), SHARED, ids=str)
+def test_shared_keys_are_read_behind_their_writer(rows: int, width: int, shape: dict[str, Any]) -> None:
+    """Right behind the kernel that writes them, in a graph: other keys each time, and the outputs are those of kernels with a
+    wait between them. Lengths end on both sides of tiles' edges; with many rows all keys of some are in the first tiles."""
+    lengths = [max(width, (7 + 97 * n) % (900 if rows < 100 else 300)) for n in range(rows)]
+    kind = {**shape, "dtype": torch.bfloat16, "block_size": 16, "bound": 1024}
+    module: Any = test_decode_attention if width == 1 else draft_rows
+    wide = {} if width == 1 else {"width": width}
+    contexts = lengths if width == 1 else [(width - n % 2, length) for n, length in enumerate(lengths)]
+    module.check(module.make(contexts, "cuda", shares=True, **wide, **kind))
+    own = module.make(contexts, "cuda", **wide, **kind)
+    sharing = [*own[:-1], True]
+    inputs = [torch.randn_like(own[0]) for _ in range(8)]
+    queries = own[9] * own[7].shape[3]
+
+    def both(qkv: torch.Tensor, wait: bool) -> torch.Tensor:
+        decode_attention(qkv, *own[1:])
+        if wait:
+            torch.cuda.synchronize()
+        found: torch.Tensor = decode_attention(qkv[:, :queries], *sharing[1:])
+        return found
+
+    expected = [both(each, wait=True).clone() for each in inputs]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = [both(each, wait=False) for each in inputs]
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize()
+        for n, (mine, theirs) in enumerate(zip(found, expected, strict=True)):
+            assert torch.equal(mine, theirs), n
+    assert not torch.equal(expected[0], expected[1])
 
 
 @pytest.mark.parametrize("dtype", ["auto", "fp8"])

@@ -29,7 +29,8 @@ from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
-from headway.kernels.paged_attention.hopper.early_decode import WARP_KEYS, early_tile, fitted, shares_of
+from headway.kernels.paged_attention.hopper.decode_tiles import WARP_KEYS, Heads, early_tile
+from headway.kernels.paged_attention.hopper.early_decode import shares_of
 from headway.kernels.paged_attention.hopper.overlap import (
     MAX_REGISTERS,
     NARROW_STAGES,
@@ -214,10 +215,10 @@ def compile_overlapped(size: int, heads: int, kv_heads: int, block_size: int, ro
 
 def compile_early_decode(
     size: int, heads: int, kv_heads: int, rows: int, *, reach: int = 0, capped: bool = False, fp8: bool = False,
-    turned: bool = False, sinks: bool = False, width: int = 1,
+    turned: bool = False, stored: bool = False, sinks: bool = False, width: int = 1,
 ) -> None:  # fmt: skip
     programs = rows * kv_heads * shares_of(width, heads // kv_heads)
-    tile = fitted(early_tile(programs, heads // kv_heads, SMS, 1 if fp8 else 2), size, 1 if fp8 else 2)
+    tile = early_tile(programs, Heads(size, heads // kv_heads, 1 if fp8 else 2, width), SMS)
     constants = {
         "H": heads,
         "GROUP": heads // kv_heads,
@@ -229,12 +230,14 @@ def compile_early_decode(
         "CLUSTER": tile.cluster,
         "WIDTH": width,
         "TURNED": turned,
+        "STORED": stored,
     }
-    constants |= {"REACH": reach, "CAPPED": capped, "SINKS": sinks, "Q_NORM": not capped, "K_NORM": not capped}
+    constants |= {"REACH": reach, "CAPPED": capped, "SINKS": sinks, "Q_NORM": not capped}
+    constants |= {"K_NORM": not (capped or stored)}
     copies = (
         0 if turned else 2 * tile.stages * WARP_KEYS * size // ((16 if fp8 else 8) * 32)
     )  # of 16 bytes, by each thread
-    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} width={width} fp8={fp8} copies {copies}"
+    name = f"early decode D={size} H={heads} KH={kv_heads} rows={rows} width={width} fp8={fp8} stored={stored} copies {copies}"
     types = {**TYPES, **(FP8 if fp8 else {})}
     compile_typed(name, early_decode_kernel, constants, types, {"num_warps": tile.num_warps})
 
@@ -359,6 +362,9 @@ def main() -> None:
     compile_early_decode(128, 32, 8, 8, width=4, fp8=True)
     compile_early_decode(64, 64, 8, 8, width=2, reach=1, capped=True, sinks=True)
     compile_early_decode(128, 16, 8, 256, width=4, turned=True)
+    compile_early_decode(256, 8, 1, 64, reach=1, stored=True)
+    compile_early_decode(128, 16, 8, 16, fp8=True, stored=True)
+    compile_early_decode(256, 8, 2, 8, width=4, stored=True)
     compile_overlapped(128, 16, 8, 16, 8)
     compile_overlapped(128, 16, 8, 16, 8, fp8=True)
     compile_overlapped(64, 32, 4, 256, 8, fp8=True)
@@ -408,6 +414,10 @@ def others() -> None:
         compile_early_decode(128, 16, 8, rows)
     for rows in (1, 8, 64, 256):
         compile_early_decode(128, 16, 8, rows, fp8=True)
+    for rows in (1, 16, 256):
+        compile_early_decode(256, 8, 1, rows, stored=True)
+    compile_early_decode(256, 8, 1, 8, fp8=True, stored=True)
+    compile_early_decode(64, 8, 2, 64, width=4, fp8=True, stored=True)
 
 
 if __name__ == "__main__":

@@ -34,9 +34,11 @@ def make(
     chunk: int = 0,
     sinks: bool = False,
     slopes: bool = False,
+    shares: bool = False,
     **changes: Any,
 ) -> list[Any]:
-    """Caches hold NaN at the rows' own tokens, which the op is to write; ``width`` tokens a row are there, padding included."""
+    """Caches hold NaN at the rows' own tokens, which the op is to write unless it ``shares``; ``width`` tokens a row are there,
+    padding included."""
     longest = max((context for _, context in rows), default=0)
     tokens = sum(count for count, _ in rows)
     numbers = {"block_size": 8, "heads_first": True, "bound": max(200, longest), "pad_rows": pad_rows}
@@ -50,12 +52,13 @@ def make(
             block = int(inputs.block_tables[slot, max(position, 0) // block_size])
             kv_slots.append(block * block_size + position % block_size if context else -1)
             positions.append(max(position, 0))
-            if context:
+            if context and not shares:
                 for cache in (inputs.k_cache, inputs.v_cache):
                     cache[block, position % block_size] = float("nan")
     num_tokens = len(inputs.q)
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    qkv = make_random(num_tokens, (heads[0] + 2 * heads[1]) * size, dtype=dtype, device=device, seed=7)
+    projected = (heads[0] + (0 if shares else 2 * heads[1])) * size
+    qkv = make_random(num_tokens, projected, dtype=dtype, device=device, seed=7)
     q_norm, k_norm = (make_random(size, dtype=dtype, device=device, seed=seed) if norms else None for seed in (8, 9))
     rest = num_tokens - len(positions)
     by_head = [make_random(heads[0], dtype=torch.float32, device=device, seed=seed) for seed in (11, 12)]
@@ -64,7 +67,7 @@ def make(
         q_norm, k_norm, 1e-6, torch.tensor([*kv_slots, *[-1] * rest], **ints), inputs.k_cache, inputs.v_cache, heads[0],
         inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens,
         torch.zeros(num_tokens, heads[1], **ints), size**-0.5, window, soft_cap, inputs.max_seq_len_bound, chunk,
-        by_head[0] if sinks else None, by_head[1].abs() / 4 if slopes else None, width,
+        by_head[0] if sinks else None, by_head[1].abs() / 4 if slopes else None, width, shares,
     ]  # fmt: skip
 
 
@@ -75,7 +78,8 @@ def check(arguments: list[Any]) -> torch.Tensor:
     expected = decode_attention.reference(*cpu)
     with patch.object(torch, "empty", lambda size, **kind: torch.full(size, float("nan"), **kind)):
         actual: torch.Tensor = decode_attention.implementation("cuda")(*arguments)
-    if arguments[7].dtype is torch.float8_e4m3fn:  # keys are used as they are stored, perhaps rounded the other way
+    rounded = arguments[7].dtype is torch.float8_e4m3fn and not arguments[23]
+    if rounded:  # keys are used as they are stored, perhaps rounded the other way
         q = rope_kv_write.reference(*(a.clone() if isinstance(a, torch.Tensor) else a for a in cpu[:10]))
         stored = [cache.cpu() for cache in arguments[7:9]]
         expected = paged_attention.reference(

@@ -1,7 +1,8 @@
 """Runs the Gluon kernel of decode attention on CPU tensors, its copies as late as the rules allow, its programs in any order.
 
 No interpreter runs Gluon, so this replaces the language under the kernel's own code. Copies land when they are waited for, and
-whoever reads before that reads NaN. What is put into the room for merging is seen after a barrier. Layouts mean nothing here.
+whoever reads before that reads NaN. So does who reads what earlier kernels of the step write before waiting for them: every
+launch is early. What is put into the room for merging is seen after a barrier. Layouts mean nothing here.
 """
 
 from __future__ import annotations
@@ -99,10 +100,12 @@ class Shared:
 
 @dataclass
 class Program:
-    """One program; its methods stand for the language."""
+    """One program; its methods stand for the language. ``late``: what lands with the kernels before, and what it is."""
 
     place: tuple[int, int, int]
     warps: int
+    late: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    waited: bool = False
     room: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     unseen: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     open: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
@@ -111,6 +114,15 @@ class Program:
     box: torch.Tensor = field(default_factory=lambda: torch.zeros(0))
     expected: int = -1
     others_run: bool = False
+
+    def gdc_wait(self) -> None:
+        for target, values in self.late:
+            target.copy_(values)
+        self.waited = True
+
+    def store(self, pointer: Pointer, value: Any, mask: Any = None) -> None:
+        assert self.waited, "no store comes before the wait"
+        pointer.write(value, mask)
 
     def copy(self, target: Shared, source: Pointer, mask: Any = None) -> None:
         target.data.fill_(float("nan") if target.dtype.is_floating_point else UNWRITTEN)
@@ -186,7 +198,7 @@ class Program:
 
     def add(self, pointer: Pointer, number: int, sem: str) -> torch.Tensor:
         before = pointer.read().clone()
-        pointer.write(before + number)
+        self.store(pointer, before + number)
         return before
 
     def language(self) -> dict[str, Any]:
@@ -217,7 +229,7 @@ class Program:
             join=lambda a, b: torch.stack((a, b), -1), split=lambda pairs: pairs.unbind(-1),
             convert_layout=lambda x, layout, assert_trivial=False: x,
             load=lambda pointer, mask=None, other=0.0: pointer.read(mask, other),
-            store=lambda pointer, value, mask=None: pointer.write(value, mask),
+            store=self.store,
             atomic_add=self.add, thread_barrier=self.barrier,
             allocate_shared_memory=lambda dtype, shape, layout: Shared(
                 torch.full(shape, float("nan") if dtype.is_floating_point else UNWRITTEN, dtype=dtype)
@@ -228,7 +240,7 @@ class Program:
         )
         return {
             "gl": gl, "async_copy": copies, "mma_v2": lambda a, b, acc: acc + a.float() @ b.float(),
-            "gdc_wait": nothing, "gdc_launch_dependents": nothing, "shared_room": self.shared_room, "put": self.put,
+            "gdc_wait": self.gdc_wait, "gdc_launch_dependents": nothing, "shared_room": self.shared_room, "put": self.put,
             "cluster_buffer": self.cluster_buffer, "open_mailbox": self.open_mailbox, "cluster_wait": self.cluster_wait,
             "place_in": lambda rank, at: at + (rank << 24), "send2": self.send, "send4": self.send,
             "wait_mailbox": self.wait_mailbox, "put_pairs": self.put_pairs, "pull": self.pull, "pull4": self.pull4,
@@ -249,7 +261,21 @@ class Program:
             if name not in replaced and isinstance(function, types.FunctionType):
                 names[name] = types.FunctionType(function.__code__, names, name, function.__defaults__)
         kernel = types.FunctionType(KERNEL.fn.__code__, names)
+        for target, _ in self.late:
+            target.fill_(float("nan"))
         kernel(**arguments)
+        assert self.waited, "every program waits"
+
+
+def landing(passed: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """What earlier kernels of the step write: projections, and for layers that share keys those of the tokens."""
+    late = [passed["qkv_ptr"]]
+    if passed["STORED"]:
+        slots = passed["kv_slots_ptr"]
+        slots = slots[(slots >= 0) & (slots < passed["num_blocks"] * passed["BS"])]
+        for cache in (passed["k_ptr"], passed["v_ptr"]):
+            late += [cache[slot // passed["BS"], slot % passed["BS"]] for slot in slots.tolist()]
+    return [(target, target.clone()) for target in late]
 
 
 class Model:
@@ -259,9 +285,11 @@ class Model:
         self.seed = seed
 
     def __getitem__(self, grid: tuple[int, int, int]) -> Callable[..., None]:
-        def launch(*arguments: Any, num_warps: int, maxnreg: int | None, **constants: Any) -> None:
+        def launch(*arguments: Any, num_warps: int, maxnreg: int | None, launch_pdl: bool, **constants: Any) -> None:
             names = KERNEL.arg_names
             passed = dict(zip(names, arguments, strict=False)) | constants
+            assert launch_pdl and passed["EARLY"]
+            late = landing(passed)
             for name, value in passed.items():
                 if isinstance(value, torch.Tensor):
                     flat = torch.as_strided(value, (value.untyped_storage().nbytes() // value.element_size(),), (1,), 0)
@@ -273,7 +301,7 @@ class Model:
             for x, y, z in places:
                 mail: list[tuple[torch.Tensor, torch.Tensor]] = []
                 for rank in reversed(range(size)):  # the first, to whom all others send, is the last
-                    Program((x + rank, y, z), num_warps, mail=mail).run(passed)
+                    Program((x + rank, y, z), num_warps, late, mail=mail).run(passed)
 
         return launch
 
@@ -284,6 +312,10 @@ def modelled(seed: int = 0, processors: int = 132) -> Iterator[None]:
     with (
         patch("headway.kernels.paged_attention.hopper.early_decode.runs_gluon", lambda device: True),
         patch("headway.kernels.paged_attention.hopper.early_decode.num_sms", lambda device: processors),
+        patch(
+            "headway.kernels.paged_attention.hopper.early_decode.launch_early",
+            lambda device: {"EARLY": True, "launch_pdl": True},
+        ),
         patch("headway.kernels.paged_attention.hopper.triton_decode.early_decode_kernel", Model(seed)),
     ):
         yield

@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from headway.core.ints import next_power_of_2
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import paged_attention
-from headway.kernels.paged_attention.hopper.early_decode import SIZES, early_tile, fitted, serves
+from headway.kernels.paged_attention.hopper.decode_tiles import (
+    RESERVED,
+    SHARED,
+    THREAD_REGISTERS,
+    Heads,
+    early_tile,
+    program_bytes,
+)
+from headway.kernels.paged_attention.hopper.early_decode import SIZES, serves, turned_tile
+from headway.kernels.paged_attention.tiles import choose_splits
 from headway.kernels.rope_kv_write import rope_kv_write
 from headway.kernels.testing import (
     assert_close,
@@ -61,9 +69,10 @@ def make(
     chunk: int = 0,
     sinks: bool = False,
     slopes: bool = False,
+    shares: bool = False,
     **changes: Any,
 ) -> list[Any]:
-    """Arguments whose caches hold NaN at the newest token of each row, which the op is to write."""
+    """Arguments whose caches hold NaN at the newest token of each row, which the op is to write; not if it ``shares``."""
     inputs = make_paged_inputs(
         [(1, context) for context in contexts], num_decode_rows=len(contexts), heads=heads, size=size,
         **{"block_size": 8, "pad_rows": pad_rows, "pad_tokens": pad_rows, "heads_first": True, "bound": 200, **changes},
@@ -75,10 +84,11 @@ def make(
         block = int(inputs.block_tables[slot, newest // block_size]) if context else 0
         kv_slots.append(block * block_size + newest % block_size if context else -1)
         positions.append(max(newest, 0))
-        if context:
+        if context and not shares:
             inputs.k_cache[block, newest % block_size] = inputs.v_cache[block, newest % block_size] = float("nan")
     ints: dict[str, Any] = {"dtype": torch.int32, "device": device}
-    qkv = make_random(len(contexts) + pad_rows, (heads[0] + 2 * heads[1]) * size, dtype=dtype, device=device, seed=7)
+    projected = (heads[0] + (0 if shares else 2 * heads[1])) * size
+    qkv = make_random(len(contexts) + pad_rows, projected, dtype=dtype, device=device, seed=7)
     q_norm, k_norm = (make_random(size, dtype=dtype, device=device, seed=seed) if norms else None for seed in (8, 9))
     return [
         qkv, torch.tensor([*positions, *[0] * pad_rows], **ints), make_cos_sin(256, rotary or size, device),
@@ -86,7 +96,7 @@ def make(
         inputs.block_tables, inputs.row_slots, inputs.query_start, inputs.seq_lens, inputs.arrivals,
         size**-0.5, window, soft_cap, inputs.max_seq_len_bound, chunk,
         make_random(heads[0], dtype=torch.float32, device=device, seed=11) if sinks else None,
-        make_random(heads[0], dtype=torch.float32, device=device, seed=12).abs() / 4 if slopes else None,
+        make_random(heads[0], dtype=torch.float32, device=device, seed=12).abs() / 4 if slopes else None, 1, shares,
     ]  # fmt: skip
 
 
@@ -96,12 +106,11 @@ def check(arguments: list[Any]) -> torch.Tensor:
     before = [a.clone() if isinstance(a, torch.Tensor) else a for a in arguments]
     expected = decode_attention.reference(*cpu)
     actual = decode_attention.implementation("cuda")(*arguments)
-    if (
-        arguments[7].dtype is torch.float8_e4m3fn
-    ):  # the newest key may be rounded the other way, and is used as it is stored
+    rounded = arguments[7].dtype is torch.float8_e4m3fn and not arguments[23]
+    if rounded:  # the newest key may be rounded the other way, and is used as it is stored
         q = rope_kv_write.reference(*(a.clone() if isinstance(a, torch.Tensor) else a for a in cpu[:10]))
         stored = [cache.cpu() for cache in arguments[7:9]]
-        expected = paged_attention.reference(q, *stored, *cpu[10:18], len(q), 1, cpu[18], None, *cpu[19:])
+        expected = paged_attention.reference(q, *stored, *cpu[10:18], len(q), 1, cpu[18], None, *cpu[19:22])
     assert_close(actual, expected.to(actual.device))
     for index, (old, new) in enumerate(zip(before, arguments, strict=True)):
         if index in CACHES:
@@ -212,17 +221,31 @@ def test_meta_gives_shapes(device: str) -> None:
 
 
 def test_tiles_of_the_kernel_for_hopper() -> None:
-    """Every number of programs has a tile that fits a processor, and those that are to share one fit it together."""
+    """Every number of programs has a tile that fits a processor; up to four a processor run at once, whole or in halves."""
     gluon = pytest.importorskip("triton.experimental.gluon", reason="Gluon came with Triton 3.4")
-    assert gluon
-    from headway.kernels.paged_attention.hopper.triton_merge import cluster_bytes, room_bytes
+    assert gluon and tuple(THREAD_REGISTERS) == SIZES
+    for size, group, itemsize, width in product(SIZES, range(1, 9), (1, 2), (1, 4)):
+        heads = Heads(size, group, itemsize, width)
+        assert program_bytes(turned_tile(heads), heads) <= SHARED - RESERVED
+        for programs in (*range(1, 1200), 1500, 2048, 4096):
+            tile = early_tile(programs, heads, 132)
+            assert program_bytes(tile, heads) <= SHARED - RESERVED, (heads, programs)
+            pieces = programs * (2 if tile.residents * 132 > programs else 1)
+            if 132 < programs <= 4 * 132 and size < 256 and width == 1:
+                resident = min(
+                    SHARED // (program_bytes(tile, heads) + RESERVED), 65536 // (64 * THREAD_REGISTERS[size])
+                )
+                assert pieces <= resident * 132, (heads, programs)
 
-    for programs, group, itemsize, size in product(range(1, 4096), range(1, 9), (1, 2), SIZES):
-        tile, rows = fitted(early_tile(programs, group, 132, itemsize), size, itemsize), next_power_of_2(group)
-        tile_bytes = 2 * tile.block_n * size * itemsize
-        more = 16 * size + room_bytes.fn(tile.num_warps, rows, size) + cluster_bytes.fn(tile.cluster, rows, size)
-        assert tile.stages * tile_bytes + more <= 227 * 1024, (programs, group)
-        assert tile.residents * (tile.stages * tile_bytes + 1024) <= 228 * 1024, (programs, group)
+
+def test_halves_of_rows_fill_a_wave() -> None:
+    """Numbers of programs between those that were measured, and shapes that were not."""
+    for programs, heads in ((200, Heads(128, 5, 2)), (390, Heads(64, 3, 2)), (300, Heads(128, 1, 1))):
+        tile = early_tile(programs, heads, 132)
+        splits, _ = choose_splits(programs, 8192, tile.block_n, 132, tile.residents)
+        assert (splits, tile.cluster, tile.num_warps) == (2, 2, 2)
+    assert early_tile(2000, Heads(128, 5, 2), 132).num_warps == 1
+    assert early_tile(64, Heads(128, 2, 2), 132).cluster == 2 and early_tile(8, Heads(128, 2, 2), 132).cluster == 8
 
 
 def test_where_the_kernel_for_hopper_serves(monkeypatch: pytest.MonkeyPatch) -> None:

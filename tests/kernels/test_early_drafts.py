@@ -11,7 +11,8 @@ import torch
 from headway.kernels.decode_attention import decode_attention
 from headway.kernels.paged_attention import launch, paged_attention
 from headway.kernels.paged_attention.hopper import early_decode
-from headway.kernels.paged_attention.hopper.early_decode import EarlyTile, serves, shares_of
+from headway.kernels.paged_attention.hopper.decode_tiles import EarlyTile
+from headway.kernels.paged_attention.hopper.early_decode import serves, shares_of
 from headway.kernels.testing import assert_close, make_paged_inputs
 from tests.kernels.draft_rows import ROWS, check, make
 from tests.kernels.gluon_decode import modelled
@@ -31,7 +32,7 @@ SHAPES: list[dict[str, Any]] = [
 
 
 def tiled(tile: EarlyTile) -> Any:
-    return patch.object(early_decode, "early_tile", lambda programs, group, sms, itemsize: tile)
+    return patch.object(early_decode, "early_tile", lambda *_: tile)
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)

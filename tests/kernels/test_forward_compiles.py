@@ -20,7 +20,7 @@ if not version("triton").startswith(GLUON_VERSIONS):
 SHARED_LIMIT = 227 * 1024
 
 
-@pytest.mark.parametrize(("which", "number"), [("main", 70), pytest.param("others", 23, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("which", "number"), [("main", 73), pytest.param("others", 28, marks=pytest.mark.soak)])
 def test_kernels_compile_for_sm_90(which: str, number: int, tmp_path: Path) -> None:
     here = Path(__file__).resolve()
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
@@ -35,7 +35,8 @@ def test_kernels_compile_for_sm_90(which: str, number: int, tmp_path: Path) -> N
         full = (
             "D=256" in kernel["name"] and "width=1 " not in kernel["name"]
         )  # sums and keys of drafts fill all registers
-        assert kernel["spilled"] <= 8 * full and not kernel["serialized"], kernel
+        few = 20 if "stored=True" in kernel["name"] else 8  # of 4 queries a KV head; a layer's own keys spill 32 there
+        assert kernel["spilled"] <= few * full and not kernel["serialized"], kernel
         if kernel["name"].startswith(("prefill", "wide", "thin")):
             assert kernel["warpgroup_products"] and kernel["async_copies"], kernel
         if kernel["name"].startswith("prefill overlapped"):

@@ -45,8 +45,7 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
     checks += [("copy_states", watch.check_copies), ("replay_rows", watch.check_replays)]
     keys = KeyWatch()
     checks += [(name, keys.begin) for name in ("step_unpack", "chain_unpack", "embed")]
-    checks += [(name, keys.note) for name in ("rope_kv_write", "decode_attention")]
-    checks.append(("paged_attention", keys.check))
+    checks += [("rope_kv_write", keys.note), ("decode_attention", keys.decode), ("paged_attention", keys.check)]
     return [(name, partial(_check_named, name, check)) for name, check in checks]
 
 
@@ -170,11 +169,23 @@ def check_attention(args: Any) -> After:
 
 
 def check_decode_attention(args: Any) -> After:
-    """What its two halves obey."""
+    """What its two halves obey. A layer that shares keys reads the newest where its tokens' blocks say, and writes nothing."""
     decodes = len(args.qkv) if args.width == 1 else 0
     alone = {"num_decode_rows": decodes, "max_query_len": args.width, "decode_rows": None}
     check_attention(SimpleNamespace(**vars(args) | alone))
-    return check_kv_write(args)
+    if not args.shares:
+        return check_kv_write(args)
+    size, starts = args.k_cache.shape[1], args.query_start.tolist()
+    for row, (length, slot) in enumerate(zip(args.seq_lens.tolist(), args.row_slots.tolist(), strict=True)):
+        first, behind = starts[row], starts[row + 1]
+        if length:
+            position = torch.arange(length - (behind - first), length)
+            place = args.block_tables[slot, position // size] * size + position % size
+            need(
+                torch.equal(args.kv_slots[first:behind], place),
+                f"decode_attention: row {row} reads its tokens' keys elsewhere",
+            )
+    return check_kv_write(SimpleNamespace(**vars(args) | {"kv_slots": torch.full_like(args.kv_slots, -1)}))
 
 
 def check_advance(args: Any) -> After:

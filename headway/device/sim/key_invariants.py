@@ -3,6 +3,7 @@ where an early launch would read keys before it waits, none of them is of this p
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -29,6 +30,14 @@ class KeyWatch:
         written = self._written.setdefault(cache.data_ptr(), torch.zeros(places, dtype=torch.bool))
         written[slots[(slots >= 0) & (slots < places)].long()] = True
 
+    def decode(self, args: Any) -> None:
+        """``decode_attention``: what writes keys is noted. A layer that shares them reads all but its tokens' own early."""
+        if args.shares:
+            every = {"num_decode_rows": len(args.row_slots), "decode_rows": None, "reads_this_step": False}
+            self.check(SimpleNamespace(**vars(args) | every))
+        else:
+            self.note(args)
+
     def check(self, args: Any) -> None:
         """The newest keys of each row are written. Earlier ones of decode rows are not of this pass, or the op was told."""
         cache, starts, lens, size = (
@@ -47,14 +56,10 @@ class KeyWatch:
                 continue
             need(written is not None, "paged_attention: reads keys that nobody wrote in this pass")
             assert written is not None
-            least = (
-                max(length - args.window, 0)
-                if args.window
-                else (length - 1) // args.chunk * args.chunk
-                if args.chunk
-                else 0
-            )
-            position = torch.arange(min(least, length - queries), length)
+            oldest = length - queries
+            least = max(oldest - args.window + 1, 0) if args.window else 0
+            least = oldest // args.chunk * args.chunk if args.chunk else least
+            position = torch.arange(least, length)
             block = args.block_tables[slot, position // size].long()
             fresh = written[block * size + position % size]
             need(
@@ -63,6 +68,6 @@ class KeyWatch:
             )
             early = row < count and not args.reads_this_step
             need(
-                not (early and bool(fresh[:-1].any())),
+                not (early and bool(fresh[:-queries].any())),
                 f"paged_attention: row {row} may read keys of this step before its kernel waits; say reads_this_step",
             )

@@ -12,6 +12,7 @@ import torch
 
 from headway.core.ints import cdiv
 from headway.kernels.cpu import instructions, loader
+from headway.kernels.decode_attention.reference import heads_to_write
 from headway.kernels.registry import OPS
 
 PANEL = 32
@@ -210,8 +211,10 @@ def decode_attention(
     sinks: torch.Tensor | None = None,
     slopes: torch.Tensor | None = None,
     width: int = 1,
+    shares: bool = False,
 ) -> torch.Tensor:
-    q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
+    written = heads_to_write(k_cache, v_cache, shares)
+    q = rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, *written, num_heads)
     return paged_attention(
         q, k_cache, v_cache, block_tables, row_slots, query_start, seq_lens, arrivals, scale, window, soft_cap,
         qkv.shape[0] if width == 1 else 0, width, max_seq_len_bound, None, chunk, sinks, slopes, False, width,

@@ -3,8 +3,9 @@
 A program takes one row, KV head and split of the row's keys. It starts copying its first ``STAGES`` tiles, which earlier steps
 wrote, then waits for the kernel before it (see ``triton_early``); norms and rotates its queries and the newest key, which it
 writes to the cache if the newest token is its own; then goes through its tiles. What the shared memory holds by then is
-read while the linear layers before, which are short of work rather than of bandwidth, still run. Rows that decode beside
-prompts (TURNED, with a cache of 8 bits) come with turned queries and all keys cached, so they wait before they copy.
+read while the linear layers before, which are short of work rather than of bandwidth, still run. Where another layer has
+written the newest key (STORED), it comes from the cache, behind the wait as well. Rows that decode beside prompts (TURNED,
+with a cache of 8 bits) come with turned queries and all keys cached, so they wait before they copy.
 
 A row of drafts has up to WIDTH tokens, whose keys are none of the cache's yet: see ``triton_take``. The queries of whole tokens
 that a product has rows for go to one program, those of the others to programs beside it, which read the same keys.
@@ -232,7 +233,7 @@ def fold_tiles(
     ],
 )  # fmt: skip
 def early_decode_kernel(
-    qkv_ptr,  # [T, (H + 2 * KH) * D], or [T, H * D] with TURNED
+    qkv_ptr,  # [T, (H + 2 * KH) * D], or [T, H * D] with TURNED or STORED
     k_ptr, v_ptr,  # [NB, BS, KH, D]
     out_ptr,  # [T, H, D]
     partial_ptr, stats_ptr,  # f32 [T, H, num_splits, D]; [T, H, num_splits, 2], base-2 scale and weights of a split's sums
@@ -245,7 +246,8 @@ def early_decode_kernel(
     OFFSET_STRIDE: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BS: gl.constexpr,
     STAGES: gl.constexpr, KEYS: gl.constexpr,  # tiles in shared memory, and each warp's keys of one
     CLUSTER: gl.constexpr, WIDTH: gl.constexpr,  # programs of a cluster, 1 for none; tokens of a row at most
-    TURNED: gl.constexpr,  # queries are normed and rotated, and the newest keys and values in the cache
+    TURNED: gl.constexpr,  # queries are normed and rotated, and all keys and values in the cache
+    STORED: gl.constexpr,  # the newest keys and values are in the cache, but an earlier kernel of the step may still write them
     REACH: gl.constexpr,  # 0: all keys, 1: a window, 2: a chunk
     CAPPED: gl.constexpr, SINKS: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
@@ -271,10 +273,8 @@ def early_decode_kernel(
         split, kv_head, row = kv_head, row, split
         mailbox = cluster_buffer(cluster_bytes(CLUSTER, ROWS, D), CLUSTER)
     arrival = arrivals_ptr + row * (H // GROUP * PARTS) + kv_head
-    offset, kv_head = (
-        kv_head % PARTS * TOKENS,
-        kv_head // PARTS,
-    )  # queries of the row's tokens from ``offset`` on are here
+    # Queries of the row's tokens from ``offset`` on are here.
+    offset, kv_head = kv_head % PARTS * TOKENS, kv_head // PARTS
     slot = gl.load(row_slots_ptr + row)
     first_token, tokens = row_tokens(query_start_ptr, row, WIDTH)
     known = (slot >= 0) & (slot < num_slots)
@@ -307,8 +307,8 @@ def early_decode_kernel(
     turn = (positions_ptr, cos_sin_ptr, num_positions, q_norm_ptr, k_norm_ptr, kv_slots_ptr, eps)
     new_v = take_tokens(
         row_ptr, qkv_stride, turn, heads, kv_head, mine, first_token, offset, tokens, oldest, num_blocks, block_stride,
-        q_smem, room, scale, soft_cap, window, OFFSET_STRIDE, BS, H, GROUP, ROWS, D, WARPS, WIDTH, TURNED, Q_NORM, K_NORM,
-        CAPPED, REACH, EARLY,
+        q_smem, room, scale, soft_cap, window, OFFSET_STRIDE, BS, H, GROUP, ROWS, D, WARPS, WIDTH, TURNED, STORED, Q_NORM,
+        K_NORM, CAPPED, REACH, EARLY,
     )  # fmt: skip
     if WIDTH > 1:
         behind = gl.load(query_start_ptr + num_rows) + row * WIDTH

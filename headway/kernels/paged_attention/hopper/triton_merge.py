@@ -159,7 +159,7 @@ def merge_warps(room, new_v, mine, WARPS: gl.constexpr, ROWS: gl.constexpr, D: g
     for i in gl.static_range(WIDTH):
         own = gl.exp2(logits[i] - shift)
         total += own
-        o += gl.expand_dims(gl.convert_layout(own, FLAT, assert_trivial=True), 1) * new_v[i]
+        o += gl.expand_dims(gl.convert_layout(own, FLAT, assert_trivial=True), 1) * new_v[i].to(gl.float32)
     shift = gl.convert_layout(shift, FLAT, assert_trivial=True)
     return o, shift, gl.convert_layout(total, FLAT, assert_trivial=True)
 

@@ -3,6 +3,9 @@
 A row of drafts has several tokens. Its queries lie token by token, and what they see of the row's own keys is in no cache yet:
 each program that has the row's last keys turns these, too, and multiplies them with its queries number by number, while
 earlier keys are on their way. Of several programs that have them the first one writes them to the cache.
+
+A layer that shares another one's keys (STORED) has projected queries alone. An earlier kernel of the same step has written the
+newest keys and values, so they are loaded from the cache behind the wait, where other layers load them from the projections.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment, misc"
@@ -94,7 +97,7 @@ def row_tokens(query_start_ptr, row, WIDTH: gl.constexpr):
 
 @gluon.jit
 def cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE: gl.constexpr, BS: gl.constexpr):
-    """(whether to write the newest key and value, where in a head's cache)."""
+    """(whether to write or read the newest key and value, where in a head's cache)."""
     write = mine & (kv_slot >= 0) & (kv_slot < num_blocks * BS)
     slot = gl.where(write, kv_slot, 0)
     return write, (slot // BS).to(gl.int64) * block_stride + (slot % BS) * OFFSET_STRIDE
@@ -103,7 +106,7 @@ def cache_place(kv_slot, mine, num_blocks, block_stride, OFFSET_STRIDE: gl.const
 @gluon.jit
 def cache_places(kv_slots_ptr, first, tokens, owns, num_blocks, block_stride, OFFSET_STRIDE: gl.constexpr, BS: gl.constexpr,
                  WIDTH: gl.constexpr):  # fmt: skip
-    """``cache_place`` of each of a row's tokens; written where the program ``owns`` them."""
+    """``cache_place`` of each of a row's tokens, which the program writes or reads where it ``owns`` them."""
     places = ()
     for i in gl.static_range(WIDTH):
         slot = gl.load(kv_slots_ptr + first + i, mask=i < tokens, other=-1)
@@ -161,10 +164,11 @@ def load_queries(row_ptr, stride, kv_head, offset, tokens, GROUP: gl.constexpr, 
 @gluon.jit
 def put_keys(
     q, keys, values, heads, places, room, offset, position, scale, soft_cap, window,
-    GROUP: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, WIDTH: gl.constexpr, CAPPED: gl.constexpr, REACH: gl.constexpr,
+    GROUP: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, WIDTH: gl.constexpr, STORED: gl.constexpr, CAPPED: gl.constexpr,
+    REACH: gl.constexpr,
 ):  # fmt: skip
-    """A row's newest keys, in halves [1, D / 2], and values [1, D] to the cache at ``places``; the logits that queries ``q``,
-    in halves [ROWS, D / 2], have with the keys into the room."""
+    """A row's newest keys, in halves [1, D / 2], and values [1, D] to the cache at ``places``, unless they are STORED there;
+    the logits that queries ``q``, in halves [ROWS, D / 2], have with the keys into the room."""
     HEADS: gl.constexpr = head_layout(D, WARPS)
     VALUES: gl.constexpr = gl.SliceLayout(0, merge_layout(WARPS, D, WARPS))
     q_low, q_high = q
@@ -174,11 +178,12 @@ def put_keys(
     dim = gl.expand_dims(gl.arange(0, D, layout=gl.SliceLayout(0, VALUES)), 0)
     for i in gl.static_range(WIDTH):
         k_low, k_high = keys[i]
-        k_low, k_high = as_cached(k_low, cached), as_cached(k_high, cached)
-        write, at = places[i]
-        gl.store(k_head + at + half, k_low, mask=write & (half < D))
-        gl.store(k_head + at + D // 2 + half, k_high, mask=write & (half < D))
-        gl.store(v_head + at + dim, values[i], mask=write & (dim < D))
+        if not STORED:
+            k_low, k_high = as_cached(k_low, cached), as_cached(k_high, cached)
+            write, at = places[i]
+            gl.store(k_head + at + half, k_low, mask=write & (half < D))
+            gl.store(k_head + at + D // 2 + half, k_high, mask=write & (half < D))
+            gl.store(v_head + at + dim, values[i], mask=write & (dim < D))
         products = q_low.to(gl.float32) * k_low.to(gl.float32) + q_high.to(gl.float32) * k_high.to(gl.float32)
         logits = base_2(gl.sum(products, axis=1), scale, soft_cap, CAPPED)
         if WIDTH > 1:
@@ -194,10 +199,11 @@ def put_keys(
 def take_row(
     row_ptr, stride, turns, eps, heads, kv_head, mine, offset, tokens, position, places, q_smem, room, scale, soft_cap, window,
     H: gl.constexpr, GROUP: gl.constexpr, ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, WIDTH: gl.constexpr,
-    Q_NORM: gl.constexpr, K_NORM: gl.constexpr, CAPPED: gl.constexpr, REACH: gl.constexpr,
+    STORED: gl.constexpr, Q_NORM: gl.constexpr, K_NORM: gl.constexpr, CAPPED: gl.constexpr, REACH: gl.constexpr,
 ):  # fmt: skip
     """From a row of projections: its queries from token ``offset`` on into shared memory. Where ``mine``, its keys and values
-    to the cache at ``places`` and the keys' logits into the room. The values [1, D] as f32, 0 unless ``mine``.
+    to the cache at ``places`` and the keys' logits into the room. The values [1, D] as f32, 0 unless ``mine``. With STORED
+    keys and values come from ``places``, and values stay as they are cached, which takes fewer registers.
 
     ``position``: of the row's first token.
     """
@@ -210,26 +216,40 @@ def take_row(
     q = load_queries(row_ptr, stride, kv_head, offset, tokens, GROUP, ROWS, D, WARPS, WIDTH)
     new_keys, new_values, keys, values = (), (), (), ()
     for i in gl.static_range(WIDTH):
-        at = row_ptr + i * stride
-        new_keys = new_keys + (load_halves(at, (H + kv_head) * D + half, (half < D) & (i < tokens), D),)  # noqa: RUF005
-        there = (dim < D) & mine & (i < tokens)
-        new_v = gl.load(at + (H + H // GROUP + kv_head) * D + dim, mask=there, other=0.0)
+        if STORED:
+            there, at = places[i]
+            new_keys = new_keys + (load_halves(heads[0] + at, half, (half < D) & there, D),)  # noqa: RUF005
+            new_v = gl.load(heads[1] + at + dim, mask=(dim < D) & there, other=0.0)
+        else:
+            at = row_ptr + i * stride
+            new_keys = new_keys + (load_halves(at, (H + kv_head) * D + half, (half < D) & (i < tokens), D),)  # noqa: RUF005
+            there = (dim < D) & mine & (i < tokens)
+            new_v = gl.load(at + (H + H // GROUP + kv_head) * D + dim, mask=there, other=0.0)
         new_values = new_values + (new_v,)  # noqa: RUF005
     q_low, q_high = turned(q, own, q_norm, eps, D, Q_NORM)
-    for i in gl.static_range(WIDTH):
-        keys = keys + (turned(new_keys[i], key_turns[i], k_norm, eps, D, K_NORM),)  # noqa: RUF005
+    if STORED:
+        keys = new_keys
+    else:
+        for i in gl.static_range(WIDTH):
+            keys = keys + (turned(new_keys[i], key_turns[i], k_norm, eps, D, K_NORM),)  # noqa: RUF005
     share_queries(q_smem, q_low, q_high, D, WARPS, cached == gl.float8e4nv)
-    for i in gl.static_range(WIDTH):
-        values = values + (as_cached(new_values[i], cached),)  # noqa: RUF005
+    if STORED:
+        values = new_values
+    else:
+        for i in gl.static_range(WIDTH):
+            values = values + (as_cached(new_values[i], cached),)  # noqa: RUF005
     if mine:
         put_keys(
             (q_low, q_high), keys, values, heads, places, room, offset, position, scale, soft_cap, window,
-            GROUP, D, WARPS, WIDTH, CAPPED, REACH,
+            GROUP, D, WARPS, WIDTH, STORED, CAPPED, REACH,
         )  # fmt: skip
-    floats = ()
-    for i in gl.static_range(WIDTH):
-        floats = floats + (values[i].to(gl.float32),)  # noqa: RUF005
-    return floats
+    if STORED:
+        return values
+    else:
+        floats = ()
+        for i in gl.static_range(WIDTH):
+            floats = floats + (values[i].to(gl.float32),)  # noqa: RUF005
+        return floats
 
 
 @gluon.jit
@@ -249,8 +269,8 @@ def take_queries(row_ptr, stride, kv_head, offset, tokens, q_smem, GROUP: gl.con
 def take_tokens(
     row_ptr, stride, turn, heads, kv_head, mine, first, offset, tokens, position, num_blocks, block_stride, q_smem, room,
     scale, soft_cap, window, OFFSET_STRIDE: gl.constexpr, BS: gl.constexpr, H: gl.constexpr, GROUP: gl.constexpr,
-    ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, WIDTH: gl.constexpr, TURNED: gl.constexpr, Q_NORM: gl.constexpr,
-    K_NORM: gl.constexpr, CAPPED: gl.constexpr, REACH: gl.constexpr, EARLY: gl.constexpr,
+    ROWS: gl.constexpr, D: gl.constexpr, WARPS: gl.constexpr, WIDTH: gl.constexpr, TURNED: gl.constexpr, STORED: gl.constexpr,
+    Q_NORM: gl.constexpr, K_NORM: gl.constexpr, CAPPED: gl.constexpr, REACH: gl.constexpr, EARLY: gl.constexpr,
 ):  # fmt: skip
     """``take_row`` behind the wait for the kernel before, with what no kernel of the step writes ahead of it; ``take_queries``
     with TURNED."""
@@ -263,13 +283,13 @@ def take_tokens(
             cos_sin_ptr, positions_ptr, num_positions, first, offset, tokens, q_norm_ptr, k_norm_ptr,
             GROUP, ROWS, D, WARPS, WIDTH, Q_NORM, K_NORM,
         )  # fmt: skip
-        owns = mine & (offset == 0)
+        owns = mine if STORED else mine & (offset == 0)  # all of several programs read, the first one writes
         places = cache_places(kv_slots_ptr, first, tokens, owns, num_blocks, block_stride, OFFSET_STRIDE, BS, WIDTH)
         if EARLY:
             gdc_wait()
         return take_row(
             row_ptr, stride, turns, eps, heads, kv_head, mine, offset, tokens, position, places, q_smem, room, scale, soft_cap,
-            window, H, GROUP, ROWS, D, WARPS, WIDTH, Q_NORM, K_NORM, CAPPED, REACH,
+            window, H, GROUP, ROWS, D, WARPS, WIDTH, STORED, Q_NORM, K_NORM, CAPPED, REACH,
         )  # fmt: skip
 
 
