@@ -1,123 +1,214 @@
-"""Times tiles of products of few rows by themselves, without a norm before them, beside the rule's own tile and other forms.
+"""Times products without a norm before them in every form: the rule's choice beside the best of all that were tried.
 
-    python bench/ops/few_tiles.py [--rows 1 8] [--models gemma3-1b ...] [--most 16] [--json FILE]
+    python -m bench.ops.few_tiles [--models gemma3-1b ...] [--rows 1 2 4 8 16] [--most 6] [--seconds 140] [--json FILE]
 
-Models with norms behind their products (Gemma 2 and 3, OLMo 2, GLM-4) run these in decode steps. For each product: microseconds
-of the rule's tile, of the best of its candidates, of ``mid_linear`` and of ``F.linear``; weights together are larger than the
-L2 cache, kernels start early. ``x`` is over the time of the bytes. The rule was fitted to all of these at 1 and 8 rows, so
-its figures here say how well it fits, not how well it does on other shapes.
+Models with norms behind their products run these in decode steps. The products are those of a model's own plan
+(``models.layers.form_walk``), timed as ``headway tune`` times them: alone, in a graph, started early, weights together larger
+than the L2 cache, and with the norm behind them where one follows. For each: microseconds of what a start without
+measurements takes, and the best of each op. ``x`` is over the time of the bytes. The rule for the choice between ops was
+fitted to ``FITTED`` at 1 and 8 rows on an H100; ``HELD`` never tuned it, nor any tile.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
-from concurrent.futures import ProcessPoolExecutor
-from functools import partial
-from multiprocessing import get_context
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from timing import read_bytes_per_us, time_calls
 
-from headway.core.ints import cdiv
+from bench.ops.timing import read_bytes_per_us
+from headway.kernels.compiler_process import CompilerProcess
+from headway.kernels.linear_forms.alone import Alone, FoundAlone, TimedAlone
+from headway.kernels.linear_forms.bare import handover
 from headway.kernels.linear_forms.card import card_of
-from headway.kernels.mid_linear import mid_gate_up, mid_linear
-from headway.kernels.skinny_linear import rule
-from headway.kernels.skinny_linear.tile import Kind, Tile
-from headway.kernels.skinny_linear.tiles import tile_for
-from headway.kernels.skinny_linear.triton import SILU, STORE, launch
+from headway.kernels.linear_forms.on_card import OnCard
+from headway.kernels.linear_forms.shapes import Group, Product
+from headway.kernels.mid_linear.tiles import mid_rows
+from headway.kernels.skinny_linear.tiles import fused_rows
+from headway.models.decoder import DecoderModel
+from headway.models.layers.form_walk import decided, groups
+from headway.models.layers.forms import FormTable, Rules
+from headway.models.registry import model_class, read_config
 
-MODELS = {  # hidden, inner, query heads, KV heads, size of a head
-    "gemma3-1b": (1152, 6912, 4, 1, 256), "gemma3-4b": (2560, 10240, 8, 4, 256), "olmo2-1b": (2048, 8192, 16, 16, 128),
-    "gemma2-2b": (2304, 9216, 8, 4, 256), "glm4-9b": (4096, 13696, 32, 2, 128), "gemma2-9b": (3584, 14336, 16, 8, 256),
+Sizes = tuple[str, int, int, int, int, int]
+"""Architecture, hidden, inner, query heads, KV heads, size of a head."""
+FITTED: Mapping[str, Sizes] = {
+    "gemma3-1b": ("Gemma3ForCausalLM", 1152, 6912, 4, 1, 256), "gemma2-2b": ("Gemma2ForCausalLM", 2304, 9216, 8, 4, 256),
+    "glm4-9b": ("Glm4ForCausalLM", 4096, 13696, 32, 2, 128), "olmo2-1b": ("Olmo2ForCausalLM", 2048, 8192, 16, 16, 128),
 }  # fmt: skip
-CACHE_BYTES = 150 << 20
+HELD: Mapping[str, Sizes] = {
+    "exaone4-1.2b": ("Exaone4ForCausalLM", 2048, 4096, 32, 8, 64), "olmo2-7b": ("Olmo2ForCausalLM", 4096, 11008, 32, 32, 128),
+    "gemma3-12b": ("Gemma3ForCausalLM", 3840, 15360, 16, 8, 256), "gemma3-270m": ("Gemma3ForCausalLM", 640, 2048, 4, 1, 256),
+}  # fmt: skip
+MODELS = {**FITTED, **HELD}
 
 
-def products(model: str) -> dict[str, tuple[Kind, int, int]]:
-    """Name -> kind, N (gate and up rows both), K."""
-    hidden, inner, heads, kv_heads, size = MODELS[model]
-    return {
-        "qkv": ("skinny_linear", (heads + 2 * kv_heads) * size, hidden), "o": ("skinny_linear", hidden, heads * size),
-        "gate_up": ("gate_up", 2 * inner, hidden), "down": ("skinny_linear", hidden, inner),
-    }  # fmt: skip
+def table_of(sizes: Sizes) -> FormTable:
+    """The forms that a start of such a model takes on this card, of two layers without an output layer."""
+    architecture, hidden, inner, heads, kv_heads, size = sizes
+    config = read_config({
+        "architectures": [architecture], "hidden_size": hidden, "intermediate_size": inner, "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads, "head_dim": size, "num_hidden_layers": 2, "vocab_size": 1024,
+        "max_position_embeddings": 4096, "sliding_window": 512,
+        "layer_types": ["full_attention"] * 2, **({"attention_bias": True} if architecture.startswith("Glm") else {}),
+    })  # fmt: skip
+    model = model_class(config.architecture)(
+        config, dtype=torch.bfloat16, device=torch.device("meta"), max_model_len=64
+    )
+    assert isinstance(model, DecoderModel)
+    model.finalize()
+    return FormTable(model.forms.layers, None, Rules(fused_rows, mid_rows, None, handover))
 
 
-def run(kind: Kind, tile: Tile, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    gated = kind == "gate_up"
-    out = torch.empty(len(x), len(weight) // (2 if gated else 1), dtype=x.dtype, device=x.device)
-    launch(x, None, 0.0, weight, None, out, SILU if gated else STORE, tile)
-    return out
+def wanted(table: FormTable) -> list[Group]:
+    """What is timed: all but the product behind the embeddings, which a step has once."""
+    return [group for group in groups(table) if group[0].place != "entering"]
 
 
-def half(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.bfloat16, device="cuda") * 0.05
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A product at a number of rows.
+
+    Attributes:
+        op, us: what a start takes, and its microseconds; nan: its tile is wrong.
+        best: op -> microseconds, tile's numbers: the best of each.
+    """
+
+    model: str
+    product: Product
+    rows: int
+    op: str
+    us: float
+    best: Mapping[str, tuple[float, tuple[int, ...]]]
+
+    @property
+    def loss(self) -> float:
+        """What is taken over the best."""
+        return self.us / min(us for us, _ in self.best.values())
+
+    @property
+    def op_loss(self) -> float:
+        """The best tile of the op that is taken over the best of all: what the choice of the op costs, whatever its tile."""
+        taken = self.best.get(self.op)
+        return math.nan if taken is None else taken[0] / min(us for us, _ in self.best.values())
 
 
-def compile_tile(work: tuple[Kind, Tile, int, int, int]) -> None:
-    """Fill Triton's cache."""
-    kind, tile, rows, outputs, inputs = work
-    run(kind, tile, half(rows, inputs), half(outputs, inputs))
+def lines(model: str, table: FormTable, found: FoundAlone) -> Iterator[Line]:
+    """What was timed of a model, in order; a start's own tile is the first that was timed of its op."""
+    timed: dict[tuple[Product, int], list[TimedAlone]] = {}
+    for each in found.timed:
+        timed.setdefault((each.product, each.rows), []).append(each)
+    for (product, rows), of_product in timed.items():
+        op = decided(table, rows).get(product, "plain")
+        own = [each.us for each in of_product if each.form[0] == op]
+        best: dict[str, tuple[float, tuple[int, ...]]] = {}
+        for each in of_product:
+            tile = tuple(int(number) for number in astuple(each.form[1])) if each.form[1] is not None else ()
+            best[each.form[0]] = min(best.get(each.form[0], (math.inf, ())), (each.us, tile))
+        yield Line(model, product, rows, op, own[0] if own else math.nan, best)
 
 
-def tried(kind: Kind, rows: int, outputs: int, inputs: int, most: int) -> list[Tile]:
-    """The rule's tile, and those that it thinks best; of each way to split a program the first."""
-    own = tile_for(kind, rows, outputs, inputs)
-    found: dict[tuple[Any, ...], Tile] = {}
-    for _, tile in rule.ranked(kind, rows, outputs, inputs, card_of(torch.device("cuda", 0))):
-        found.setdefault((tile.block_n, tile.block_k, tile.splits, tile.num_warps, tile.held > 0), tile)
-    return list(dict.fromkeys([own, *list(found.values())[: most - 1]]))
+def shown(line: Line, rate: float) -> str:
+    """A line of the report; ``rate``: bytes a microsecond that the card reads."""
+    floor = 2 * line.product.outputs * line.product.inputs / rate
+    tried = "  ".join(f"{op} {us:.2f}" for op, (us, _) in line.best.items())
+    what = f"{line.model:13s} {line.product.junction:8s}{line.product.place:9s}{line.rows:3d} rows {list(line.product.size)}"
+    return f"{what}: {line.op} {line.us:.2f} ({line.us / floor:.2f} x), over the best {line.loss:.3f}; {tried}"
+
+
+def mean(values: Sequence[float]) -> float:
+    """Geometric; nan for none."""
+    known = [math.log(value) for value in values if not math.isnan(value)]
+    return math.exp(sum(known) / len(known)) if known else math.nan
+
+
+def summary(all_lines: Sequence[Line]) -> Iterator[str]:
+    """Per model, and per number of rows of those that tuned the rule and those that did not."""
+    for name in dict.fromkeys(line.model for line in all_lines):
+        yield _summed(name, [line for line in all_lines if line.model == name])
+    for name, models in (("fitted", FITTED), ("held out", HELD)):
+        for rows in sorted({line.rows for line in all_lines}):
+            found = [line for line in all_lines if line.model in models and line.rows == rows]
+            if found:
+                yield _summed(f"{name}, {rows} rows", found)
+
+
+def _summed(name: str, found: Sequence[Line]) -> str:
+    losses = [line.loss for line in found]
+    return (
+        f"{name:18s} choice over best {mean(losses):.3f} (worst {max(losses):.3f}), its op alone "
+        f"{mean([line.op_loss for line in found]):.3f}, F.linear {mean([_plain_loss(line) for line in found]):.3f}"
+    )
+
+
+def _plain_loss(line: Line) -> float:
+    plain = line.best.get("plain")
+    return math.nan if plain is None else plain[0] / min(us for us, _ in line.best.values())
+
+
+def as_json(line: Line) -> dict[str, Any]:
+    """A line in numbers and lists."""
+    product = line.product
+    best = {op: [round(us, 3), list(tile)] for op, (us, tile) in line.best.items()}
+    return {"model": line.model, "product": product.junction, "place": product.place, "size": list(product.size),
+            "rows": line.rows, "op": line.op, "us": round(line.us, 3), "best": best}  # fmt: skip
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
 
 
 def main() -> None:
-    """Print a line for each product and number of rows, and its best tiles."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+    """Print a line for each product and number of rows, then what the rule costs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
-    parser.add_argument("--most", type=int, default=16)
-    parser.add_argument("--jobs", type=int, default=14)
+    parser.add_argument("--most", type=int, default=6, help="tiles of an op that are tried for a number of rows")
+    parser.add_argument("--seconds", type=float, default=140.0, help="for all; models that are left are named")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
-    cases = [
-        (model, name, rows, *each)
-        for model in chosen.models
-        for name, each in products(model).items()
-        for rows in chosen.rows
-    ]
-    work = [
-        (kind, tile, rows, n, k) for _, _, rows, kind, n, k in cases for tile in tried(kind, rows, n, k, chosen.most)
-    ]
-    with ProcessPoolExecutor(chosen.jobs, mp_context=get_context("spawn")) as pool:
-        list(pool.map(compile_tile, work, chunksize=4))
-    rate, kept = read_bytes_per_us(), []
-    for model, name, rows, kind, outputs, inputs in cases:
-        weights = [half(outputs, inputs) for _ in range(max(2, cdiv(CACHE_BYTES, 2 * outputs * inputs)))]
-        x, floor = half(rows, inputs), 2 * outputs * inputs / rate
-        expected = run(kind, tile_for(kind, rows, outputs, inputs), x, weights[0]).float()
-        timed = []
-        for tile in tried(kind, rows, outputs, inputs, chosen.most):
-            error = (run(kind, tile, x, weights[0]).float() - expected).abs().max() / expected.abs().max()
-            us = time_calls([partial(run, kind, tile, x, weight) for weight in weights])
-            timed.append((us if float(error) < 0.02 else float("inf"), tile))
-        own, best = timed[0][0], min(us for us, _ in timed)
-        middle = mid_gate_up if kind == "gate_up" else mid_linear
-        mid = time_calls([partial(middle, x, weight, None, None, 0.0) for weight in weights])
-        plain = time_calls([partial(F.linear, x, weight) for weight in weights])
-        line = f"{model:10s} {name:8s} {rows:3d} rows [{outputs}, {inputs}]: rule {own:6.2f} ({own / floor:.2f} x)"
-        line += f"  best {best:6.2f} ({best / floor:.2f} x)  mid {mid:6.2f}  F.linear {plain:6.2f}"
-        sys.stdout.write(f"{line}\n")
-        for us, tile in sorted(timed, key=lambda each: each[0])[:4]:
-            sys.stdout.write(f"      {us:6.2f} {tile}\n")
-        sys.stdout.flush()
-        kept.append({"model": model, "product": name, "rows": rows, "kind": kind, "outputs": outputs, "inputs": inputs,
-                     "floor_us": floor, "mid_us": mid, "plain_us": plain, "own": repr(timed[0][1]),
-                     "tiles": [[us, repr(tile)] for us, tile in timed]})  # fmt: skip
-        if chosen.json:
-            chosen.json.write_text(json.dumps(kept, indent=1), encoding="utf-8")
+    begin, device = time.monotonic(), torch.device("cuda", torch.cuda.current_device())
+    compiler, card, rate = CompilerProcess(), card_of(device), read_bytes_per_us()
+    say(f"{card}, torch {torch.__version__}, a plain reduction reads {rate:.3g} bytes a microsecond")
+    kept: list[Line] = []
+    try:
+        for model in chosen.models:
+            table = table_of(MODELS[model])
+            search = Alone(
+                OnCard(device, compiler), card, most=chosen.most, until=begin + chosen.seconds, say=lambda _: None
+            )
+            with torch.inference_mode():
+                found = search.run(wanted(table), chosen.rows)
+            kept += lines(model, table, found)
+            for line in (line for line in kept if line.model == model):
+                say(shown(line, rate))
+            for failed in found.failed:
+                say(f"  FAILED {failed}")
+            if found.left:
+                say(f"no time left for {model}: {', '.join(each.junction for each in found.left)}")
+            if chosen.json:
+                told = {
+                    "card": card.name,
+                    "torch": torch.__version__,
+                    "rows": chosen.rows,
+                    "products": list(map(as_json, kept)),
+                }
+                chosen.json.write_text(json.dumps(told, indent=1), encoding="utf-8")
+            torch.cuda.empty_cache()
+    finally:
+        compiler.close()
+    say("")
+    for told_line in summary(kept):
+        say(told_line)
+    say(f"{time.monotonic() - begin:.0f} s")
 
 
 if __name__ == "__main__":

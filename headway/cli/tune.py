@@ -21,13 +21,13 @@ def tune(
 
     from headway.core.errors import ConfigError
     from headway.kernels.hopper import runs_gluon
-    from headway.kernels.linear_forms.shapes import decoder_shape
+    from headway.models.load import products
     from headway.weights import open_checkpoint
 
-    try:
-        shape = decoder_shape(open_checkpoint(model, load_format="dummy").config)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
+    config = open_checkpoint(model, load_format="dummy").config
+    groups = products(config)
+    if not groups:
+        raise ConfigError("headway tune: this model has no linear layers with several forms")
     if not torch.cuda.is_available():
         raise ConfigError("headway tune measures on a GPU, and torch sees none here; without one nothing is tuned")
     device = torch.device("cuda", torch.cuda.current_device())
@@ -38,18 +38,18 @@ def tune(
         )
     from headway.kernels.compiler_process import CompilerProcess
     from headway.kernels.linear_forms.card import card_of
-    from headway.kernels.linear_forms.search import Search
     from headway.kernels.linear_forms.table import save_tuned
-    from headway.kernels.linear_forms.winners import head_entries, layer_entries
+    from headway.kernels.linear_forms.tune import tune_groups
 
     compiler = CompilerProcess()
     try:
-        search = Search(device, compiler, most=most, until=time.monotonic() + seconds, say=typer.echo)
+        until, all_rows = time.monotonic() + seconds, sorted(set(rows or DEFAULT_ROWS))
         with torch.inference_mode():
-            found = search.run(shape, sorted(set(rows or DEFAULT_ROWS)))
+            found = tune_groups(config, groups, all_rows, device, compiler, most=most, until=until, say=typer.echo)
     finally:
         compiler.close()
     for line in found.failed:
         typer.echo(f"left out: {line}")
-    path = save_tuned(card_of(device), layer_entries(shape, found.layers) | head_entries(shape, found.heads))
-    typer.echo(f"written to {path}")
+    for product in found.left:
+        typer.echo(f"no time left for {product.junction} {list(product.size)}: a start goes on to guess")
+    typer.echo(f"written to {save_tuned(card_of(device), found.entries)}")

@@ -49,7 +49,6 @@ from headway.engine.warm_up import PhaseTimes, WarmUp, hidden_from
 from headway.engine.world import World
 from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.cpu.ops import preferred_dtype
-from headway.kernels.linear_forms.provenance import describe
 from headway.models.interface import Model
 from headway.models.load import admitting, load_model
 from headway.models.purpose import Wish
@@ -240,9 +239,6 @@ def _load(args: EngineArgs, progress: bool, device: Device, extras: Extras) -> L
     # What a caller of this function brings is on top of a model that generates.
     config = read_config(checkpoint.config, Wish(runner="generate") if extras.pooling is not None else asked)
     config = extras.world.sharded(config, whole_experts=args.enable_expert_parallel, embeds=extras.embeds)
-    tiles = describe(checkpoint.config, device.torch_device)
-    if tiles:
-        logger.info("%s", tiles)
     dtype = _resolve_dtype(args.dtype, checkpoint.config, device, pools=config.pooling is not None)
     kv_dtype = _resolve_kv_dtype(args.kv_cache_dtype, dtype, device)
     longest = args.max_model_len or config.longest_context

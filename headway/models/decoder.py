@@ -413,6 +413,11 @@ class DecoderModel(nn.Module):
         head = None if self._project_head is None else self._project_head.product()
         self._forms = FormTable(products, head, rules)
 
+    @property
+    def forms(self) -> FormTable:
+        """The forms of its products; those of a model that is not finalized have no layers."""
+        return self._forms
+
 
 def finalize_parts(model: nn.Module) -> None:
     """Let each part of ``model`` whose weights are in place make its last changes to them."""

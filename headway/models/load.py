@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 
 from headway.core.errors import OutOfMemoryError, WeightsError
 from headway.core.log import logger
+from headway.kernels.linear_forms.provenance import describe as describe_forms
+from headway.kernels.linear_forms.shapes import Group
 from headway.kernels.quant_linear.formats import BLOCK_TYPES
-from headway.models.decoder import DecoderConfig
+from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.interface import Model, ModelConfig, ModelSpec, WeightMap
+from headway.models.layers.form_walk import decided, groups
 from headway.models.quantized_weights import BlockKeeper, BlockUse, told
 from headway.models.registry import model_class, read_config
 from headway.weights import Checkpoint
@@ -80,6 +84,9 @@ def load_model(
         if keeper is not None:
             logger.info("%s", told(*keeper.finish(), checkpoint.quantized, exact=keeper.exact))
     model.finalize()
+    tiles = describe_forms(partial(decided, model.forms), device) if isinstance(model, DecoderModel) else ""
+    if tiles:
+        logger.info("%s", tiles)
     return model.eval()
 
 
@@ -97,6 +104,20 @@ def describe(config: Mapping[str, Any]) -> ModelSpec:
     found = read_config(config)
     nowhere = torch.device("meta")
     return model_class(found.architecture)(found, dtype=torch.bfloat16, device=nowhere, max_model_len=1).spec
+
+
+def products(config: Mapping[str, Any]) -> list[Group]:
+    """The linear layers whose forms a start of the model chooses, as ``layers.form_walk`` groups them; of one rank.
+
+    Raises:
+        UnsupportedModelError: as for ``load_model``.
+    """
+    found = read_config(config)
+    model = model_class(found.architecture)(found, dtype=torch.bfloat16, device=torch.device("meta"), max_model_len=1)
+    if not isinstance(model, DecoderModel):
+        return []
+    model.finalize()
+    return groups(model.forms)
 
 
 def parameter_bytes(config: ModelConfig, dtype: torch.dtype) -> int:

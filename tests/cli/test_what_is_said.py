@@ -17,7 +17,7 @@ import torch
 import typer
 from typer.testing import CliRunner
 
-from headway.cli import chat, env, errors, tune
+from headway.cli import chat, env, errors
 from headway.cli.bench import datasets
 from headway.cli.bench.datasets import SHAREGPT_BOTH, SHAREGPT_LEAST, SHAREGPT_PROMPT, make_items
 from headway.cli.bench.drafts import DraftCounts, sentence
@@ -179,24 +179,6 @@ def test_what_a_machine_with_a_card_has(monkeypatch: pytest.MonkeyPatch) -> None
     assert "torch is built for CUDA 13.0 but sees no GPU" in env._devices()["device"]
     monkeypatch.setattr(torch.version, "cuda", None)
     assert "a CPU build of torch" in env._devices()["device"]
-
-
-def test_tuning_wants_a_card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}), encoding="utf-8")
-    with pytest.raises(ConfigError):
-        tune.tune(str(tmp_path))
-    sizes = {
-        "hidden_size": 64,
-        "intermediate_size": 64,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-        "vocab_size": 96,
-    }
-    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "bfloat16", **sizes}
-    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(ConfigError, match="measures on a GPU"):
-        tune.tune(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.kernels.linear_forms import provenance, table
+from headway.kernels.linear_forms import table
 from headway.kernels.linear_forms.card import H200, card_of
-from headway.kernels.linear_forms.provenance import describe
 from headway.kernels.linear_forms.shapes import JUNCTIONS, DecoderShape, decoder_shape
 from headway.kernels.linear_forms.winners import Form, envelope, head_entries, layer_entries, split
 from headway.kernels.mid_linear import rule as mid_rule
@@ -263,21 +262,26 @@ def test_the_output_layer_has_its_own_split() -> None:
     assert list(found["mid_linear", *shape.weight("head")]) == [64]
 
 
-def test_a_start_says_what_was_measured_and_what_is_guessed(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch
+def test_parts_go_on_where_sums_of_squares_lost() -> None:
+    """They have entries only if they were tried; the product before them runs for the rows of both."""
+    shape = SHAPES[0]
 
-    config = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
-              "head_dim": 128, "vocab_size": 151936}  # fmt: skip
-    cpu = torch.device("cpu")
-    assert describe(config, cpu) == "", "no kernels to choose among"
-    monkeypatch.setattr(provenance, "runs_gluon", lambda device: True)
-    assert describe(config, cpu) == "tiles of linear layers measured on an H200: qkv, o, gate_up, down, head"
-    table.save_tuned(H200, {("mid_add", 1024, 2048): {8: (64, 64, 1, 4, 4, 4, 64, 0, 8, 0, 0)}})
-    table.tables.cache_clear()
-    found = describe({**config, "intermediate_size": 3008}, cpu)
-    assert "tuned on this machine: o" in found and "chosen by the rule: gate_up, down; headway tune MODEL" in found
-    assert describe({"model_type": "bert"}, cpu) == ""
-    table.tables.cache_clear()
+    def form(kind: str, tile: MidTile) -> dict[str, Form]:
+        return dict.fromkeys(JUNCTIONS, (kind, tile))
+
+    wide = replace(MEET, wide=64)
+    layers = {(64, "meet"): (20.0, form("meet", MEET)), (64, "parts"): (22.0, form("parts", wide)),
+              (128, "meet"): (60.0, form("meet", MEET)), (128, "parts"): (30.0, form("parts", wide))}  # fmt: skip
+    plain: dict[str, Form] = dict.fromkeys(JUNCTIONS, ("plain", None))
+    layers |= {(rows, "plain"): (40.0, plain) for rows in (64, 128)}
+    found = layer_entries(shape, layers)
+    assert list(found["mid_add", *shape.weight("o")]) == [64] and list(found["linear_parts", *shape.weight("o")]) == [
+        128
+    ]
+    both = found["mid_linear", *shape.weight("qkv")]
+    assert list(both) == [64, 128] and both[64][0] == 32 and both[128][0] == 64
+    without = {key: value for key, value in layers.items() if key[1] != "parts"}
+    assert not any(op == "linear_parts" for op, _, _ in layer_entries(shape, without))
 
 
 def test_no_card_counts_as_the_one_that_was_measured() -> None:

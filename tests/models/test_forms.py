@@ -416,3 +416,29 @@ def test_gelu_stands_in_the_product_of_many_tokens(act: str, bias: bool) -> None
     assert torch.equal(mlp.inner(x), exact) == bias, "one rounding in the product, two outside of it"
     torch.testing.assert_close(mlp.inner(x), exact, atol=2e-2, rtol=2e-2)
     assert torch.equal(mlp.inner(x[:3]), mlp.act(mlp.gate_up.forward(x[:3]))), "too few tokens"
+
+
+@pytest.mark.parametrize("name", ["gemma3", "glm4", "olmo2"])
+def test_each_product_hands_over_to_the_op_that_starts_early_by_itself(name: str, used: dict[str, int]) -> None:
+    """Gate and up from 2 rows on, products out from 12; where a product has neither, ``F.linear``. Outputs are the same."""
+    oracle = hf_model(TINY[name])
+    plain, mixed = Machine(ours(oracle)), Machine(ours(oracle))
+    last = {"gate_up": 1, "skinny_linear": 11}
+    rules = Rules(
+        few=lambda kind, *_: 16,
+        mid=lambda kind, *_: range(5, 17),  # what is there for more tokens is there for 2 to 4, too
+        handover=lambda few, *_: last[few],
+    )
+    mixed.model.use_forms(rules)
+    layers = mixed.model.spec.num_layers
+    for step in (*STEPS, [Row(0, TOKENS[9:12], 9)]):
+        used.update(dict.fromkeys(used, 0))
+        for wanted, found in zip(plain.step(step), mixed.step(step), strict=True):
+            torch.testing.assert_close(found, wanted, atol=2e-4, rtol=1e-4)
+        tokens = sum(len(row.tokens) for row in step)
+        assert used["mid_gate_up"] == layers * (1 < tokens <= 16) and used["norm_gate_up"] == layers * (tokens == 1)
+        assert (used["skinny_linear"] >= 2 * layers) == (tokens <= 11)
+        assert used["linear_parts"] == 0
+    used.update(dict.fromkeys(used, 0))
+    mixed.step([Row(2, TOKENS[:14])])
+    assert used["linear_parts"] and used["skinny_linear"] <= 1, "the output layer alone"

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway.core.chunks import most_chunks, ring_places
 from headway.core.ints import cdiv
+from headway.kernels.linear_forms.bare import handover
 from headway.kernels.mid_linear.tiles import mid_rows
 from headway.kernels.skinny_linear.tiles import fused_rows
 from headway.kernels.wide_linear.tiles import wide_tokens
@@ -101,7 +102,7 @@ def whole_model(fields: dict[str, Any]) -> DecoderModel | EncoderModel:
     model = model_class(config.architecture)(config, dtype=torch.bfloat16, device=NOWHERE, max_model_len=4096)
     assert isinstance(model, DecoderModel | EncoderModel)
     model.finalize()
-    model.use_forms(Rules(fused_rows, mid_rows, wide_tokens))
+    model.use_forms(Rules(fused_rows, mid_rows, wide_tokens, handover))
     return model
 
 

@@ -19,8 +19,8 @@ from headway.kernels.linear_forms.shapes import JUNCTIONS, DecoderShape
 from headway.kernels.mid_linear.hopper.launch import launch as launch_mid
 from headway.kernels.mid_linear.hopper.launch import launch_add
 from headway.kernels.mid_linear.tile import MidTile
-from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, rms_norm
-from headway.kernels.silu_mul import silu_mul
+from headway.kernels.rms_norm import add_parts_rms_norm, add_rms_norm, norm_add, rms_norm
+from headway.kernels.silu_mul import GATES, gelu_mul, silu_mul
 from headway.kernels.skinny_linear.tile import Tile
 from headway.kernels.skinny_linear.triton import ADD, SILU, STORE
 from headway.kernels.skinny_linear.triton import launch as launch_skinny
@@ -46,7 +46,25 @@ class Stream:
     squares: torch.Tensor | None = None
 
 
-class Chain:
+@dataclass(slots=True)
+class Around:
+    """What stands around a product.
+
+    Attributes:
+        residual: bf16 [rows, hidden], added to in place.
+        norm: bf16 [hidden], of every norm.
+    """
+
+    residual: torch.Tensor
+    norm: torch.Tensor
+
+    @property
+    def rows(self) -> int:
+        """Rows of the step."""
+        return self.residual.shape[0]
+
+
+class Chain(Around):
     """Layers with random weights and caches for decoding rows.
 
     Args:
@@ -76,13 +94,14 @@ class Chain:
             {name: self.random(*shape.weight(name), scale=0.02) for name in JUNCTIONS} for _ in range(count)
         ]
         self.bias = self.random(shape.weight("qkv")[0]) if shape.qkv_bias else None
-        self.norm, self.head_norm = self.random(shape.hidden), self.random(shape.head_dim) if shape.qk_norm else None
+        self.norm = self.random(shape.hidden)
+        self.head_norm = self.random(shape.head_dim) if shape.qk_norm else None
         self.set_rows(rows)
 
     def set_rows(self, rows: int) -> None:
         """Go on with as many rows."""
         shape = self.shape
-        self.rows, self.residual = rows, self.random(rows, shape.hidden)
+        self.residual = self.random(rows, shape.hidden)
         self.inputs = make_paged_inputs(
             [(1, self.context)] * rows, num_decode_rows=rows, heads=(shape.heads, shape.kv_heads), size=shape.head_dim,
             block_size=BLOCK_SIZE, dtype=torch.bfloat16, device=str(self.device), bound=4096, on_device=True,
@@ -116,49 +135,70 @@ class Chain:
         for weights in self.weights:
             qkv = project_in(choice["qkv"], stream, self, weights["qkv"], self.bias)
             stream = project_out(choice["o"], self.attend(qkv), self, weights["o"])
-            inner = project_in(choice["gate_up"], stream, self, weights["gate_up"], None, silu=True)
+            inner = project_in(choice["gate_up"], stream, self, weights["gate_up"], None, "silu")
             stream = project_out(choice["down"], inner, self, weights["down"])
         return stream
 
 
 def project_in(
-    form: Form, stream: Stream, chain: Chain, weight: torch.Tensor, bias: torch.Tensor | None, *, silu: bool = False
+    form: Form, stream: Stream, around: Around, weight: torch.Tensor, bias: torch.Tensor | None, gate: str = ""
 ) -> torch.Tensor:
-    """A product of the stream's norm, with silu and product of its halves."""
+    """A product of the stream's norm, with ``gate``, one of ``GATES``, and product of its halves."""
     op, tile = form
-    rows, outputs = chain.rows, weight.shape[0] // (2 if silu else 1)
+    outputs = weight.shape[0] // (2 if gate else 1)
     if op == "plain":
-        x = rms_norm(chain.residual, chain.norm, EPS) if stream.x is None else stream.x
+        x = rms_norm(around.residual, around.norm, EPS) if stream.x is None else stream.x
         y = F.linear(x, weight, bias)
-        result: torch.Tensor = silu_mul(y) if silu else y
+        result: torch.Tensor = y if not gate else silu_mul(y) if gate == "silu" else gelu_mul(y, gate == "gelu_tanh")
         return result
-    out = torch.empty(rows, outputs, dtype=torch.bfloat16, device=weight.device)
+    out = torch.empty(around.rows, outputs, dtype=torch.bfloat16, device=weight.device)
+    mode = GATES.index(gate) if gate else 0
     if isinstance(tile, Tile):
-        launch_skinny(chain.residual, chain.norm, EPS, weight, bias, out, SILU if silu else STORE, tile)
+        inside = op in ("norm_linear", "norm_gate_up")
+        x, norm, eps = (around.residual, around.norm, EPS) if inside else (stream.x, None, 0.0)
+        assert x is not None
+        launch_skinny(x, norm, eps, weight, bias, out, SILU + mode if gate else STORE, tile)
     else:
         assert tile is not None and stream.x is not None
-        launch_mid(stream.x, weight, bias, out, tile, stream.squares, EPS, gate=int(silu))
+        launch_mid(stream.x, weight, bias, out, tile, stream.squares, EPS, gate=mode + 1 if gate else 0)
     return out
 
 
-def project_out(form: Form, x: torch.Tensor, chain: Chain, weight: torch.Tensor) -> Stream:
-    """A product that is added to the residual."""
+def project_out(
+    form: Form, x: torch.Tensor, around: Around, weight: torch.Tensor, bias: torch.Tensor | None = None,
+    place: str = "added",
+) -> Stream:  # fmt: skip
+    """A product that is added to the residual; ``place`` as of ``Product``."""
     op, tile = form
-    residual, rows = chain.residual, chain.rows
-    if isinstance(tile, Tile):
-        launch_skinny(x, None, 0.0, weight, None, residual, ADD, tile)
+    residual, norm, rows = around.residual, around.norm, around.rows
+    if op == "linear_add":
+        assert isinstance(tile, Tile)
+        launch_skinny(x, None, 0.0, weight, bias, residual, ADD, tile)
         return Stream()
-    if op == "plain":
-        return Stream(add_rms_norm(F.linear(x, weight), residual, chain.norm, EPS))
-    assert tile is not None
+    if op == "mid_add":
+        assert isinstance(tile, MidTile)
+        out = torch.empty_like(residual)
+        squares = torch.empty(tile.programs(weight.shape[0]), rows, dtype=torch.float32, device=x.device)
+        launch_add(x, weight, bias, residual, norm, out, squares, tile)
+        return Stream(out, squares)
     if op == "linear_parts":
-        parts = torch.empty(tile.splits, rows, weight.shape[0], dtype=torch.float32, device=x.device)
-        launch_mid(x, weight, None, parts, tile)
-        return Stream(add_parts_rms_norm(parts, residual, chain.norm, EPS))
-    out = torch.empty_like(residual)
-    squares = torch.empty(tile.programs(weight.shape[0]), rows, dtype=torch.float32, device=x.device)
-    launch_add(x, weight, None, residual, chain.norm, out, squares, tile)
-    return Stream(out, squares)
+        assert isinstance(tile, MidTile)
+        y = torch.empty(tile.splits, rows, weight.shape[0], dtype=torch.float32, device=x.device)
+        launch_mid(x, weight, bias, y, tile)
+        if place == "added":
+            return Stream(add_parts_rms_norm(y, residual, norm, EPS))
+    elif op == "plain":
+        y = F.linear(x, weight, bias)
+    else:
+        y = torch.empty(rows, weight.shape[0], dtype=torch.bfloat16, device=x.device)
+        if isinstance(tile, Tile):
+            launch_skinny(x, None, 0.0, weight, bias, y, STORE, tile)
+        else:
+            assert tile is not None
+            launch_mid(x, weight, bias, y, tile)
+    if place == "behind":
+        return Stream(norm_add(y, norm, residual, norm, EPS))
+    return Stream(add_rms_norm(y, residual, norm, EPS) if place == "added" else y)
 
 
 def head(form: Form, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -11,32 +11,25 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from headway.kernels.compiler_process import CompilerProcess
 from headway.kernels.linear_forms import chain as chains
-from headway.kernels.linear_forms.card import Card, card_of
+from headway.kernels.linear_forms.card import card_of
 from headway.kernels.linear_forms.chain import PLAIN, Chain, Choice, Form, Stream, Timer
+from headway.kernels.linear_forms.check import check, compare
 from headway.kernels.linear_forms.many import Many
-from headway.kernels.linear_forms.shapes import JUNCTIONS, DecoderShape
+from headway.kernels.linear_forms.proposals import proposals
+from headway.kernels.linear_forms.shapes import JUNCTIONS, OUT, DecoderShape, Product
 from headway.kernels.linear_forms.winners import OPS
-from headway.kernels.mid_linear import rule as mid_rule
-from headway.kernels.mid_linear.tile import MidTile
-from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
-from headway.kernels.skinny_linear import rule as skinny_rule
-from headway.kernels.skinny_linear.tile import Tile
-from headway.kernels.skinny_linear.tiles import tile_for as skinny_tile_for
 from headway.kernels.triton_precompile import compiling, hash_compiler, launches_noted
 
 FEW_ROWS, MEET_ROWS = 8, 256
 """The most rows for which each way is tried."""
-MOST_COARSER = 3
-"""Tiles with twice the inputs a chunk that are tried beside the rule's, which does not know them."""
-ROUNDINGS = 0.02
-"""Error allowed, as a part of the largest value."""
+PARTS_ROWS = 64
+"""The fewest for which parts are tried, too: where sums of squares were measured to lose, they may go on."""
 ORDER = ("gate_up", "down", "o", "qkv")
 Say = Callable[[str], object]
 
@@ -63,6 +56,7 @@ class Found:
         many: (tokens, junction) -> microseconds by separate kernels, and by one of ``wide_linear``.
         timed: every tile that was timed.
         failed: forms that are wrong or do not run, and why.
+        complete: the time was enough for all layers and heads; else what was not tried looks like what lost.
     """
 
     layers: dict[tuple[int, str], tuple[float, Choice]] = field(default_factory=dict)
@@ -70,39 +64,7 @@ class Found:
     many: dict[tuple[int, str], tuple[float, float]] = field(default_factory=dict)
     timed: list[Timed] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
-
-
-def proposals(op: str, rows: int, outputs: int, inputs: int, card: Card, most: int) -> list[tuple[float, Form]]:
-    """Tiles to try for an op, with the microseconds that the rule predicts.
-
-    What a start would take without this search, then the rule's best, then the best that differ in what matters.
-    """
-    few = op in ("norm_linear", "norm_gate_up", "linear_add", "skinny_linear")
-    if inputs % (8 if few else 64):
-        return []
-    rule: Any = skinny_rule if few else mid_rule
-    taken: Any = (skinny_tile_for if few else mid_tile_for)(op, rows, outputs, inputs)  # type: ignore[arg-type]
-    found: list[tuple[float, Form]] = [(rule.predicted(op, taken, rows, outputs, inputs, card), (op, taken))]
-    kinds: dict[object, int] = {}
-    for us, tile in rule.ranked(op, rows, outputs, inputs, card):
-        kind = _kind(tile)
-        if tile == taken or kinds.get(kind, 0) >= (2 if kinds and kind != next(iter(kinds)) else 4):
-            continue
-        if len(found) == most:
-            break
-        kinds[kind] = kinds.get(kind, 0) + 1
-        found.append((us, (op, tile)))
-    tiles = [form[1] for _, form in found] if not few and rows <= 64 else []
-    coarse = [mid_rule.coarser(tile, inputs) for tile in tiles if isinstance(tile, MidTile)]
-    more = [tile for tile in dict.fromkeys(coarse) if tile is not None][:MOST_COARSER]
-    return found + [(mid_rule.predicted(op, tile, rows, outputs, inputs, card), (op, tile)) for tile in more]  # type: ignore[arg-type]
-
-
-def _kind(tile: Tile | MidTile) -> object:
-    """What tiles of one kind have in common."""
-    if isinstance(tile, Tile):
-        return tile.block_n, tile.splits > 0, tile.num_warps * (tile.held > 0)
-    return tile.wide, tile.cluster, tile.splits, tile.rows, tile.producer, tile.block_k
+    complete: bool = True
 
 
 class Search:
@@ -139,6 +101,7 @@ class Search:
         for rows in all_rows:
             if time.monotonic() < self.until:
                 self._head(weight, rows, found)
+        found.complete = time.monotonic() < self.until
         del chain, weight
         for tokens in all_tokens:
             if time.monotonic() < self.until:
@@ -150,6 +113,8 @@ class Search:
             yield "few"
         if 1 < rows <= MEET_ROWS:
             yield "meet"
+        if PARTS_ROWS <= rows <= MEET_ROWS:
+            yield "parts"
 
     def _forms(self, shape: DecoderShape, rows: int, way: str) -> dict[str, list[tuple[float, Form]]]:
         """Of one way, junction -> forms to try."""
@@ -201,13 +166,13 @@ class Search:
 
     def _note(self, chain: Chain, choice: Choice) -> None:
         few, weights = choice["o"][0] == "linear_add", chain.weights[0]
-        for out, into, silu in (("o", "gate_up", True), ("down", "qkv", False)):
+        for out, into, gate in (("o", "gate_up", "silu"), ("down", "qkv", "")):
             x = torch.empty(chain.rows, weights[out].shape[1], dtype=torch.bfloat16, device=self.device)
 
-            def both(out: str = out, into: str = into, silu: bool = silu, x: torch.Tensor = x) -> None:
+            def both(out: str = out, into: str = into, gate: str = gate, x: torch.Tensor = x) -> None:
                 stream = chains.project_out(choice[out], x, chain, weights[out])
-                bias = None if silu else chain.bias
-                chains.project_in(choice[into], Stream() if few else stream, chain, weights[into], bias, silu=silu)
+                bias = None if gate else chain.bias
+                chains.project_in(choice[into], Stream() if few else stream, chain, weights[into], bias, gate)
 
             _ignoring(both)
 
@@ -258,7 +223,7 @@ class Search:
     def _is_right(self, chain: Chain, junction: str, form: Form, found: Found) -> bool:
         """Whether the form gives what float32 products give, twice the same; else it is noted as failed."""
         try:
-            _check(chain, junction, form)
+            check(_product(chain, junction), form, chain, chain.weights[0][junction], _bias(chain, junction))
         except Exception as error:
             found.failed.append(
                 f"{chain.rows} rows {junction} {form}: {type(error).__name__} {' '.join(str(error).split())[:160]}"
@@ -273,7 +238,7 @@ class Search:
         best: dict[str, tuple[float, Form]] = {"plain": (plain, PLAIN)}
         for predicted, form in self._head_forms(tuple(weight.shape), rows):  # type: ignore[arg-type]
             try:
-                _compare(chains.head(form, x, weight), expected)
+                compare(chains.head(form, x, weight), expected)
                 us = self._timer.spent(partial(chains.head, form, x, weight), 4)
             except Exception as error:
                 found.failed.append(
@@ -294,45 +259,12 @@ def _ignoring(call: Callable[[], object]) -> None:
         return
 
 
-def _check(chain: Chain, junction: str, form: Form) -> None:
-    state = torch.cuda.get_rng_state(chain.device)
-    found, wanted = _run_and_expect(chain, junction, form)
-    torch.cuda.set_rng_state(state, chain.device)
-    again, _ = _run_and_expect(chain, junction, form)
-    for one, other, expected in zip(found, again, wanted, strict=True):
-        _compare(one, expected)
-        if not torch.equal(one, other):  # host: a check of a search
-            raise ValueError("two runs differ")
+def _product(chain: Chain, junction: str) -> Product:
+    gate, place = "silu" if junction == "gate_up" else "", "added" if junction in OUT else ""
+    return Product(
+        junction, *chain.shape.weight(junction), (), chain.bias is not None and junction == "qkv", gate, place
+    )
 
 
-def _run_and_expect(chain: Chain, junction: str, form: Form) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """What the form gives for random rows, and the same in float32."""
-    weight = chain.weights[0][junction]
-    outputs, inputs = weight.shape
-    residual = chain.residual = chain.random(chain.rows, chain.shape.hidden)
-    x = chain.random(chain.rows, inputs)
-    if junction in ("o", "down"):
-        wanted = [residual.float() + F.linear(x.float(), weight.float())]
-        stream = chains.project_out(form, x, chain, weight)
-        if stream.squares is None or stream.x is None:
-            return [residual], wanted
-        wanted += [wanted[0] * chain.norm.float(), wanted[0].square().sum(1)]
-        return [residual, stream.x, stream.squares.sum(0)], wanted
-    bias, silu = (None, True) if junction == "gate_up" else (chain.bias, False)
-    mean = x.float().square().mean(1)
-    if isinstance(form[1], Tile):
-        stream = Stream()
-        normed = F.rms_norm(residual.float(), (inputs,), chain.norm.float(), chains.EPS)
-    else:
-        stream = Stream(x, (mean * inputs)[None].contiguous())
-        normed = x.float() * torch.rsqrt(mean + chains.EPS)[:, None]
-    found = chains.project_in(form, stream, chain, weight, bias, silu=silu)
-    y = F.linear(normed, weight.float(), None if bias is None else bias.float())
-    gate, up = y[:, : outputs // 2], y[:, outputs // 2 :]
-    return [found], [F.silu(gate) * up if silu else y]
-
-
-def _compare(found: torch.Tensor, expected: torch.Tensor) -> None:
-    error, largest = (found.float() - expected.float()).abs().max(), expected.float().abs().max()
-    if not bool(error <= ROUNDINGS * largest):  # host: a check of a search
-        raise ValueError(f"error {float(error):.3g} at values up to {float(largest):.3g}")
+def _bias(chain: Chain, junction: str) -> torch.Tensor | None:
+    return chain.bias if junction == "qkv" else None

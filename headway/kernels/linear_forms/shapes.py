@@ -13,6 +13,40 @@ HEAD_MULTIPLE = 8
 
 JUNCTIONS = ("qkv", "o", "gate_up", "down")
 """A layer's linear layers, in the order in which they run."""
+OUT = ("o", "down")
+"""Those that are added to the residual."""
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A linear layer as a start takes it.
+
+    Attributes:
+        junction: one of ``JUNCTIONS`` by its place, whatever the layer's mixer is, or "head".
+        outputs, inputs: N, K.
+        ops: (way, op) for each way that its layer has other than ``F.linear``, see ``winners.WAYS``.
+        bias: whether it has one.
+        gate: an activation of ``GATES`` that is inside the op; "": none.
+        place: what stands around it. Behind it, "added": the residual is added at once; "behind": a norm, then the residual.
+            Before it, "entering": the residual, that it norms itself or has normed; "normed": a norm that no op takes in.
+    """
+
+    junction: str
+    outputs: int
+    inputs: int
+    ops: tuple[tuple[str, str], ...]
+    bias: bool = False
+    gate: str = ""
+    place: str = ""
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(N, K)."""
+        return self.outputs, self.inputs
+
+
+Group = tuple[Product, ...]
+"""Products that take their forms together: a layer whose sums leave no norm between them, or a single one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,11 +19,12 @@ from headway.kernels.skinny_linear.tile import Tile
 
 Form = tuple[str, Tile | MidTile | None]
 T = TypeVar("T")
-WAYS = ("few", "meet", "plain")
+WAYS = ("few", "meet", "parts", "plain")
 """In the order in which they take over when rows are added."""
 OPS: Mapping[str, Mapping[str, str]] = {
     "few": {"qkv": "norm_linear", "o": "linear_add", "gate_up": "norm_gate_up", "down": "linear_add"},
     "meet": {"qkv": "mid_linear", "o": "mid_add", "gate_up": "mid_gate_up", "down": "mid_add"},
+    "parts": {"qkv": "mid_linear", "o": "linear_parts", "gate_up": "mid_gate_up", "down": "linear_parts"},
 }
 """Way -> junction -> op."""
 
@@ -58,27 +59,35 @@ def split(times: Mapping[str, Mapping[int, tuple[float, T]]], ways: Sequence[str
     return {rows: ways[sum(cut <= i for cut in cuts)] for i, rows in enumerate(all_rows)}
 
 
-def layer_entries(
-    shape: DecoderShape, layers: Mapping[tuple[int, str], tuple[float, Mapping[str, Form]]]
-) -> dict[Key, dict[int, Numbers]]:
-    """The table's entries of a layer: (rows, way) -> microseconds and choice.
+Times = Mapping[str, Mapping[int, tuple[float, Mapping[str, Form]]]]
+"""Way -> rows -> microseconds of products that take their forms together, and the form of each by its junction."""
+
+
+def entries(keys: Mapping[str, Mapping[str, Key]], times: Times) -> dict[Key, dict[int, Numbers]]:
+    """The table's entries of products that take their forms together; ``keys``: way -> junction -> key.
 
     An op that is used for no number of rows has the entry 0 -> (): measured, and lost.
     """
+    used = split(times)
+    found: dict[Key, dict[int, Numbers]] = {}
+    for way, of_way in keys.items():
+        best = envelope(times.get(way, {}))
+        for junction, key in of_way.items():
+            tiles = found.setdefault(key, {})
+            for rows in (rows for rows, chosen in used.items() if chosen == way):
+                tiles[rows] = numbers(best[rows][1][junction])
+    return {key: tiles or {0: ()} for key, tiles in found.items()}
+
+
+def layer_entries(
+    shape: DecoderShape, layers: Mapping[tuple[int, str], tuple[float, Mapping[str, Form]]]
+) -> dict[Key, dict[int, Numbers]]:
+    """The same of a whole layer: (rows, way) -> microseconds and choice. Parts that were not tried have no entries."""
     times: dict[str, dict[int, tuple[float, Mapping[str, Form]]]] = {}
     for (rows, way), found in layers.items():
         times.setdefault(way, {})[rows] = found
-    used = split(times)
-    entries: dict[Key, dict[int, Numbers]] = {}
-    for way, ops in OPS.items():
-        best = envelope(times.get(way, {}))
-        for junction in JUNCTIONS:
-            tiles = entries.setdefault((ops[junction], *shape.weight(junction)), {})
-            for rows in (rows for rows, chosen in used.items() if chosen == way):
-                tiles[rows] = numbers(best[rows][1][junction])
-            if not tiles:
-                tiles[0] = ()
-    return entries
+    tried = [way for way in OPS if way in times or way != "parts"]
+    return entries({way: {each: (OPS[way][each], *shape.weight(each)) for each in JUNCTIONS} for way in tried}, times)
 
 
 def head_entries(

@@ -88,10 +88,7 @@ def predicted(kind: Kind, tile: MidTile, rows: int, outputs: int, inputs: int, c
     blocks = cdiv(rows, tile.rows)
     tall = tile.rows if tile.producer else min(rows, tile.rows)  # a producer warp copies zeros, too
     programs = cdiv(outputs, tile.wide) * tile.splits * tile.cluster * blocks
-    taken = tile.shared_bytes(inputs) + 1024
-    resident = min(MOST_RESIDENT, max(1, SHARED_LIMIT // taken), 16 // tile.num_warps)
-    if tile.producer:
-        resident = tile.residents(inputs)
+    taken, resident = tile.shared_bytes(inputs) + 1024, residents(tile, inputs)
     each, chunks = cdiv(programs, card.sms), tile.chunks(inputs)
     turns = each / min(resident, each)
     memory = 2 * outputs * inputs / card.bandwidth
@@ -114,6 +111,14 @@ def predicted(kind: Kind, tile: MidTile, rows: int, outputs: int, inputs: int, c
     if kind == "linear_parts":
         more += NORM + 8 * tile.splits * rows * outputs / PARTS_RATE
     return costs.start + costs.finish * turns + body + more
+
+
+def residents(tile: MidTile, inputs: int) -> int:
+    """Programs that an SM has room for."""
+    if tile.producer:
+        return tile.residents(inputs)
+    room: int = SHARED_LIMIT // (tile.shared_bytes(inputs) + 1024)
+    return min(MOST_RESIDENT, max(1, room), 16 // tile.num_warps)
 
 
 @lru_cache(maxsize=4096)

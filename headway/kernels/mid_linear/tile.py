@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from headway.core.ints import cdiv
 
-Kind = Literal["mid_linear", "mid_gate_up", "mid_add", "linear_parts"]
-"""The op's name."""
+Kind = Literal["mid_linear", "mid_gate_up", "bare_linear", "bare_gate_up", "mid_add", "linear_parts"]
+"""The op's name; "bare_linear" and "bare_gate_up" are ``mid_linear`` and ``mid_gate_up`` of what is normalised already, without
+squares."""
+
+
+def is_early(op: str) -> bool:
+    """Whether ``op`` is one of these."""
+    return op in get_args(Kind)
+
 
 UNROLLED = 24
 """Chunks up to which the kernel's loop is unrolled whole. Unrolled further, a kernel takes its assembler many seconds."""

@@ -38,6 +38,9 @@ MOST_BY_RULE, FEW_BLOCKS, LARGE = 128, 64, 200 << 20
 """Where nothing was measured: the most rows, and those of weights with at least so many bytes. In layers of eight models 128
 rows were 15 % faster to 4 % slower than ``F.linear``, of Llama-8B 11 % slower; 256 rows were slower in all but two."""
 
+BARE: Mapping[Kind, Kind] = MappingProxyType({"bare_linear": "mid_linear", "bare_gate_up": "mid_gate_up"})
+"""Kinds without squares -> the same with them, whose entries stand for those that have none of their own."""
+
 MAX_ROWS = BUCKETS[-1]
 """Nobody measured more; every block of rows reads all weights from the L2 cache once more."""
 
@@ -52,7 +55,7 @@ def measured_tiles(kind: Kind, outputs: int, inputs: int, card: Card) -> Mapping
     """The most rows it is for -> the fastest tile, as measured; None: nothing was. It lost for more rows than these."""
     found = measured(kind, outputs, inputs, card)
     if found is None:
-        return None
+        return measured_tiles(BARE[kind], outputs, inputs, card) if kind in BARE else None
     tiles = {rows: _tile(numbers) for rows, numbers in found.tiles.items() if numbers}
     return MappingProxyType({rows: tile for rows, tile in tiles.items() if tile.fits(inputs)})
 
@@ -63,14 +66,25 @@ def _tile(numbers: Sequence[int]) -> MidTile:
 
 
 def mid_rows(kind: Kind, outputs: int, inputs: int) -> range:
-    """The numbers of rows for which ``kind`` beats other kernels on a 16-bit weight [N, K]; empty: none."""
+    """The numbers of rows for which ``kind`` beats other kernels on a 16-bit weight [N, K]; empty: none.
+
+    Of kinds without squares that were not measured themselves it begins at one: ``linear_forms.bare`` says where forms for few
+    rows end.
+    """
     if inputs % 64:
         return range(0)
-    found = measured_tiles(kind, outputs, inputs, card_of(current_device()))
+    card = card_of(current_device())
+    found, guessed = (
+        measured_tiles(kind, outputs, inputs, card),
+        kind in BARE and measured(kind, outputs, inputs, card) is None,
+    )
     if found is None:
-        return range(LEAST_ROWS, MOST_BY_RULE + 1 if 2 * outputs * inputs < LARGE else FEW_BLOCKS + 1)
+        most = MOST_BY_RULE if 2 * outputs * inputs < LARGE else FEW_BLOCKS
+        return range(1 if guessed else LEAST_ROWS, most + 1)
     if not found:
         return range(0)
+    if guessed:
+        return range(1, max(found) + 1)
     first = BUCKETS.index(row_bucket(min(found)))
     return range(BUCKETS[first - 1] + 1 if first else 1, max(found) + 1)
 

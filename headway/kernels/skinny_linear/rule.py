@@ -41,7 +41,7 @@ HEAD_OUTPUTS = 32768
 
 def predicted(kind: Kind, tile: Tile, rows: int, outputs: int, inputs: int, card: Card) -> float:
     """Microseconds of [rows, K] x [N, K]^T inside a chain of kernels that start early; N counts gate and up rows."""
-    pair = _pair(kind)
+    pair = pair_of(kind)
     wide = tile.block_n * pair
     programs, threads = cdiv(outputs, wide), 32 * tile.num_warps
     padded = round_up(inputs, tile.step)
@@ -94,7 +94,7 @@ def ranked(kind: Kind, rows: int, outputs: int, inputs: int, card: Card) -> tupl
 
 def candidates(kind: Kind, rows: int, inputs: int) -> Iterator[Tile]:
     """Tiles whose weights fit into registers, whole or in part."""
-    pair = _pair(kind)
+    pair = pair_of(kind)
     if rows <= 2:
         for wide, block_k, warps in product((2, 4, 8), (256, 512, 1024, 2048), (1, 2, 4, 8, 16)):
             passes, threads = cdiv(inputs, block_k), 32 * warps
@@ -142,7 +142,7 @@ def best_tile(kind: Kind, bucket: int, outputs: int, inputs: int, card: Card) ->
 
 
 def _of_one_row(kind: Kind, inputs: int) -> Iterator[Tile]:
-    pair, whole = _pair(kind), max(16, next_power_of_2(inputs))
+    pair, whole = pair_of(kind), max(16, next_power_of_2(inputs))
     for wide, block_k, each in product((4, 8), dict.fromkeys(min(size, whole) for size in (1024, 512, 256)), (32, 16)):
         warps = max(1, wide * block_k // (32 * each))
         passes = cdiv(inputs, block_k)
@@ -150,14 +150,15 @@ def _of_one_row(kind: Kind, inputs: int) -> Iterator[Tile]:
             yield Tile(wide // pair, block_k, 0, warps, 1 if passes <= 4 else 3, min(passes, 4))
 
 
-def _pair(kind: Kind) -> int:
+def pair_of(kind: Kind) -> int:
+    """Weight rows of an output: of gate and up there are two."""
     return 2 if kind in ("norm_gate_up", "gate_up") else 1
 
 
 def _of_more_bare_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Tile:
     """Without a norm. Fitted by hand to the times of a dozen tiles for each of 24 products of six models, at 8 rows on an
     H100 (``bench/ops/few_tiles.py``); it has been timed on no other shape, card or number of rows."""
-    pair = _pair(kind)
+    pair = pair_of(kind)
     roomy = SHARED_KB.get(card.capability, LEAST_KB) > LEAST_KB
     if inputs <= HELD_WHOLE:
         whole = _of_more_rows(kind, outputs, inputs, card)
@@ -173,7 +174,7 @@ def _of_more_bare_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Til
 
 
 def _of_more_rows(kind: Kind, outputs: int, inputs: int, card: Card) -> Tile:
-    pair = _pair(kind)
+    pair = pair_of(kind)
     if outputs >= HEAD_OUTPUTS and pair == 1:
         return Tile(32, 64, 2, 2, 4, 0)  # 36 KB
     if inputs <= HELD_WHOLE:  # the whole tile in registers

@@ -21,6 +21,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from headway.kernels.hopper import runs_gluon
+from headway.kernels.linear_forms.bare import handover
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import mid_rows
 from headway.kernels.skinny_linear.tiles import Kind as FewKind
@@ -32,6 +33,8 @@ FewRows = Callable[[FewKind, int, int], int]
 """(op, N, K) -> the largest number of rows it is used for, 0 for never."""
 MidRows = Callable[[MidKind, int, int], range]
 """(op, N, K) -> the numbers of rows it is used for."""
+Handover = Callable[[FewKind, MidKind, int, int], int]
+"""(op for few rows, op that starts early, N, K) -> the most rows for which the first is the better one."""
 WideTokens = Callable[[WideKind, int, int], Counts]
 """(op, N, K) -> the numbers of tokens it is used for."""
 
@@ -74,7 +77,7 @@ class InProduct:
     Attributes:
         outputs, inputs: N, K.
         bias: whether it has one.
-        gated: what follows is the activation of a gate, times what else there is (``activation.Gate``).
+        gate: what follows is this activation of a gate, times what else there is (``activation.Gate``); "": no gate.
         fused_norm: an RMS norm stands before it.
         whole_heads: ``wide_qkv`` can do it, with all that follows.
     """
@@ -82,9 +85,24 @@ class InProduct:
     outputs: int
     inputs: int
     bias: bool
-    gated: bool
+    gate: str
     fused_norm: bool
     whole_heads: bool = False
+
+    @property
+    def normed(self) -> FewKind:
+        """The op for few rows that computes the norm itself."""
+        return "norm_gate_up" if self.gate else "norm_linear"
+
+    @property
+    def early(self) -> MidKind:
+        """The op that starts early and takes squares."""
+        return "mid_gate_up" if self.gate else "mid_linear"
+
+    @property
+    def bare(self) -> tuple[FewKind, MidKind]:
+        """The ops, for few rows and early, of what is normalised already."""
+        return ("gate_up", "bare_gate_up") if self.gate else ("skinny_linear", "bare_linear")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +129,11 @@ class OutProduct:
         """Whether what follows takes parts, which products of many inputs for few outputs are faster in."""
         return self.added or (self.behind and self.inputs > self.outputs)
 
+    @property
+    def bare(self) -> tuple[FewKind, MidKind]:
+        """The ops, for few rows and early, of a product that is not added at once."""
+        return "skinny_linear", "linear_parts" if self.in_parts else "bare_linear"
+
 
 class LayerProducts(NamedTuple):
     """The products of a layer; None: one that has no forms (it is quantised, or no single product), or that the layer does not
@@ -126,6 +149,21 @@ class LayerProducts(NamedTuple):
     mixture: int = 0
     into_side: InProduct | None = None
     out_of_side: OutProduct | None = None
+
+    @property
+    def outs(self) -> list[OutProduct]:
+        """The products that are added to the residual."""
+        return [out for out in (self.out_of_mixer, self.out_of_ffn) if out is not None]
+
+    @property
+    def at_junctions(self) -> tuple[InProduct | OutProduct | None, ...]:
+        """What is at each junction, in order."""
+        return self.into_mixer, self.out_of_mixer, self.into_ffn, self.out_of_ffn
+
+    @property
+    def products(self) -> list[InProduct | OutProduct]:
+        """All that there are."""
+        return [each for each in self.at_junctions if each is not None]
 
     @property
     def last(self) -> OutProduct | None:
@@ -158,11 +196,12 @@ PLAIN = LayerForms()
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """Where forms win on a device; None: nowhere."""
+    """Where forms win on a device; None: nowhere. Without ``handover`` what is for few rows goes first as far as it goes."""
 
     few: FewRows | None = None
     mid: MidRows | None = None
     wide: WideTokens | None = None
+    handover: Handover | None = None
 
 
 def rules_for(device: torch.device, dtype: torch.dtype) -> Rules:
@@ -172,7 +211,7 @@ def rules_for(device: torch.device, dtype: torch.dtype) -> Rules:
         return Rules()
     if not runs_gluon(device):
         return Rules(few=fused_rows)
-    return Rules(fused_rows, mid_rows if dtype is torch.bfloat16 else float16_rows, wide_tokens)
+    return Rules(fused_rows, mid_rows if dtype is torch.bfloat16 else float16_rows, wide_tokens, handover)
 
 
 def float16_rows(kind: MidKind, outputs: int, inputs: int) -> range:
@@ -187,20 +226,24 @@ class FormTable:
         layers: per layer its products.
         head: the output layer; None: it has no forms.
         rules: where forms win.
+
+    Attributes:
+        apart: no product is added to the residual at once, so each is a choice of its own.
     """
 
     def __init__(self, layers: Sequence[LayerProducts], head: InProduct | None, rules: Rules) -> None:
         # With what comes before; the embeddings have no norm, either.
         self._layers = tuple(zip(layers, (None, *layers), strict=False))
-        self._head, self._rules = head, rules
+        self.layers, self.head, self._rules = tuple(layers), head, rules
         distinct = dict.fromkeys(layers)
         added = [each for each in distinct if each.out_of_mixer or each.out_of_ffn]  # others follow
         self._few_limit = min((_few_limit(each, rules.few) for each in added), default=0)
         self._meeting = _common([_meeting_rows(each, rules.mid) for each in distinct])
         self._mid = _common([_mid_tokens(each, rules.mid, self._meeting) for each in added])
-        if not any(out.added for each in added for out in (each.out_of_mixer, each.out_of_ffn) if out is not None):
-            # No product has a norm to compute anew: those for few rows are the faster ones as far as they go.
-            self._mid = range(max(self._mid.start, self._few_limit + 1), max(self._mid.stop, self._few_limit + 1))
+        # Where no product is added at once, none has a norm to compute anew, and each is a choice of its own.
+        self.apart = bool(added) and not any(out.added for each in added for out in each.outs)
+        if self.apart:
+            self._few_limit, self._mid = max((self._bare_limit(each) for each in distinct), default=0), range(0)
         self._known: dict[tuple[int, bool], tuple[LayerForms, ...]] = {}
         self._known_head: dict[int, In] = {}
 
@@ -230,7 +273,7 @@ class FormTable:
         return known
 
     def _choose_head(self, rows: int) -> In:
-        head, rules = self._head, self._rules
+        head, rules = self.head, self._rules
         if head is None:
             return In.PLAIN
         if rules.mid is not None and rows in rules.mid("mid_linear", head.outputs, head.inputs):
@@ -240,6 +283,8 @@ class FormTable:
 
     def _choose(self, layer: LayerProducts, before: LayerProducts | None, tokens: int, decodes: bool) -> LayerForms:
         rules = self._rules
+        if self.apart and tokens <= self._few_limit:
+            return self._bare_forms(layer, before is None, tokens)
         if rules.mid is not None and tokens in self._mid:
             return _mid_forms(layer, tokens, rules.mid, tokens in self._meeting)
         if rules.few is not None and tokens <= self._few_limit:
@@ -247,6 +292,48 @@ class FormTable:
         if rules.wide is not None and not decodes:  # attention of decode rows takes the projections as they are
             return _wide_forms(layer, tokens, rules.wide)
         return PLAIN
+
+    def _bare_limit(self, layer: LayerProducts) -> int:
+        """The most tokens for which one of the products has another form than ``F.linear``."""
+        few, mid, found = self._rules.few, self._rules.mid, [0]
+        for product in layer.products:
+            size, ops = (product.outputs, product.inputs), product.bare
+            found += [0 if few is None else few(ops[0], *size), 0 if mid is None else mid(ops[1], *size).stop - 1]
+        return max(found)
+
+    def _bare_way(self, product: InProduct | OutProduct, tokens: int) -> Literal["few", "meet", "plain"]:
+        rules, size, ops = self._rules, (product.outputs, product.inputs), product.bare
+        if rules.few is not None:
+            limit = rules.few(ops[0], *size)
+            if rules.mid is not None and rules.handover is not None:
+                limit = min(limit, rules.handover(*ops, *size))
+            if tokens <= limit:
+                return "few"
+        early = (
+            rules.mid is not None and tokens < rules.mid(ops[1], *size).stop
+        )  # what more tokens have costs fewer no more
+        return "meet" if early else "plain"
+
+    def _bare_forms(self, layer: LayerProducts, entering: bool, tokens: int) -> LayerForms:
+        """``entering``: what comes before the layer are the embeddings, which have no norm."""
+        few = self._rules.few or (lambda *_: 0)
+
+        def into(product: InProduct | None, entering: bool) -> In:
+            if product is None:
+                return In.PLAIN
+            way = self._bare_way(product, tokens)
+            if entering and way == "few" and product.fused_norm:
+                return In.NORM if tokens <= few(product.normed, product.outputs, product.inputs) else In.SKINNY
+            return {"few": In.SKINNY, "meet": In.MID, "plain": In.PLAIN}[way]
+
+        def out(product: OutProduct | None) -> Out:
+            if product is None:
+                return Out.PLAIN
+            early = Out.PARTS if product.in_parts else Out.MID
+            return {"few": Out.SKINNY, "meet": early, "plain": Out.PLAIN}[self._bare_way(product, tokens)]
+
+        mixer = into(layer.into_mixer, entering), out(layer.out_of_mixer)
+        return LayerForms(*mixer, into(layer.into_ffn, entering and not layer.has_mixer), out(layer.out_of_ffn))
 
 
 # -- few tokens --------------------------------------------------------------------------------------------------------
@@ -256,9 +343,8 @@ def _few_limit(layer: LayerProducts, rows: FewRows | None) -> int:
     """Most tokens for which a layer's forms are those for few."""
     if rows is None:
         return 0
-    outs = [out for out in (layer.out_of_mixer, layer.out_of_ffn) if out is not None]
     kinds: dict[bool, FewKind] = {True: "linear_add", False: "skinny_linear"}
-    return min((rows(kinds[out.added], out.outputs, out.inputs) for out in outs), default=0)
+    return min((rows(kinds[out.added], out.outputs, out.inputs) for out in layer.outs), default=0)
 
 
 def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> LayerForms:
@@ -269,9 +355,8 @@ def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> 
             return In.PLAIN
         size = product.outputs, product.inputs
         if product.fused_norm and bare:
-            kind: FewKind = "norm_gate_up" if product.gated else "norm_linear"
-            return In.NORM if tokens <= rows(kind, *size) else In.PLAIN
-        return In.SKINNY if tokens <= rows("skinny_linear", *size) else In.PLAIN
+            return In.NORM if tokens <= rows(product.normed, *size) else In.PLAIN
+        return In.SKINNY if tokens <= rows(product.bare[0], *size) else In.PLAIN
 
     def out(product: OutProduct | None) -> Out:
         if product is None:
@@ -300,7 +385,7 @@ def _few_forms(layer: LayerProducts, bare: bool, tokens: int, rows: FewRows) -> 
 def _into_rows(product: InProduct | None, rows: MidRows) -> range:
     if product is None:
         return range(0)
-    return rows("mid_gate_up" if product.gated else "mid_linear", product.outputs, product.inputs)
+    return rows(product.early, product.outputs, product.inputs)
 
 
 def _out_rows(product: OutProduct | None, kind: Literal["linear_parts", "mid_add"], rows: MidRows) -> range:
@@ -365,7 +450,7 @@ def _wide_forms(layer: LayerProducts, tokens: int, used: WideTokens) -> LayerFor
     return LayerForms(
         In.WIDE if qkv is not None and qkv.whole_heads and runs("wide_qkv", qkv) else In.PLAIN,
         out(layer.out_of_mixer),
-        In.WIDE if gate_up is not None and gate_up.gated and runs("wide_gate_up", gate_up) else In.PLAIN,
+        In.WIDE if gate_up is not None and gate_up.gate and runs("wide_gate_up", gate_up) else In.PLAIN,
         out(layer.out_of_ffn),
     )
 

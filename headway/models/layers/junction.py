@@ -70,8 +70,8 @@ class ProjectIn:
         if dense is None:
             return None
         outputs, inputs = dense.shape
-        fused, gated = isinstance(norm, RMSNorm), bool(self._gate)
-        return InProduct(outputs, inputs, self.linear.bias is not None, gated, fused, whole_heads)
+        fused = isinstance(norm, RMSNorm)
+        return InProduct(outputs, inputs, self.linear.bias is not None, self._gate, fused, whole_heads)
 
     def enter(self, residual: torch.Tensor, form: In) -> Stream:
         """The stream that begins with residual [T, C] and whose first junction this is."""

@@ -12,7 +12,7 @@ from headway.core.ints import cdiv
 from headway.kernels.capability import num_sms
 from headway.kernels.mid_linear.hopper.triton import mid_add_kernel, mid_linear_kernel
 from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_linear_kernel
-from headway.kernels.mid_linear.tiles import MidTile, tile_for
+from headway.kernels.mid_linear.tiles import Kind, MidTile, tile_for
 from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early
 from headway.kernels.wide_linear.hopper.launch import weight_descriptor
@@ -25,7 +25,8 @@ def mid_linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float
 ) -> torch.Tensor:
     out = torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
-    launch(x, weight, bias, out, tile_for("mid_linear", x.shape[0], *weight.shape), squares, eps)
+    kind: Kind = "bare_linear" if squares is None else "mid_linear"
+    launch(x, weight, bias, out, tile_for(kind, x.shape[0], *weight.shape), squares, eps)
     return out
 
 
@@ -34,7 +35,7 @@ def mid_gate_up(
     act: str = "silu",
 ) -> torch.Tensor:  # fmt: skip
     out = torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
-    tile = tile_for("mid_gate_up", x.shape[0], *weight.shape)
+    tile = tile_for("bare_gate_up" if squares is None else "mid_gate_up", x.shape[0], *weight.shape)
     launch(x, weight, bias, out, tile, squares, eps, gate=GATES.index(act) + 1)
     return out
 

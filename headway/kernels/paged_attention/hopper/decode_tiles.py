@@ -43,8 +43,8 @@ class EarlyTile:
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """What a launch's programs work on: ``group`` queries of ``size`` numbers a KV head, of rows of up to ``width`` tokens; cached
-    numbers have ``itemsize`` bytes."""
+    """What a launch's programs work on: ``group`` queries of ``size`` numbers a KV head, of rows of up to ``width`` tokens.
+    Cached numbers have ``itemsize`` bytes."""
 
     size: int
     group: int
