@@ -128,5 +128,5 @@ def free_mark(texts: Sequence[str]) -> str:
         if not any(mark in text for text in texts):
             return mark
     raise InvalidRequestError(
-        "a text that spells control tokens may not hold U+FDD0 and U+FDD1, which are no characters"
+        "a text that spells control tokens may not hold U+FDD0 and U+FDD1, which are not characters"
     )

@@ -130,5 +130,5 @@ def _ids(
         raise InvalidRequestError(f"{name} has {len(prompt)} tokens; at most {most} are possible", name)
     for token in prompt:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < info.vocab_size:
-            raise InvalidRequestError(f"{name}: {token!r:.40} is no token id (0 to {info.vocab_size - 1})", name)
+            raise InvalidRequestError(f"{name}: {token!r:.40} is not a token id (0 to {info.vocab_size - 1})", name)
     return list(prompt)

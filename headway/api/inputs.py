@@ -38,15 +38,12 @@ MAX_CACHE_SALT_CHARS = 1024
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request that may be submitted: one AddRequest per completion (``params.n`` of them), in order.
-
-    Their ids are ``{internal_id}-{i}``; internal ids are ours, unique for the life of a Door.
-    """
+    """A request that may be submitted: one AddRequest per completion (``params.n`` of them), in order. Their ids are ours,
+    unique for the life of a Door."""
 
     prompt: str | None
     prompt_token_ids: list[int]
     params: SamplingParams
-    internal_id: str
     children: list[AddRequest]
 
 
@@ -376,7 +373,7 @@ class Door:
             )
             for i in range(params.n)
         ]
-        return PreparedRequest(text, ids, params, str(number), children)
+        return PreparedRequest(text, ids, params, children)
 
 
 def check_logprobs(params: SamplingParams, max_tokens: int, count: int, prompts: Sequence[int] = ()) -> None:

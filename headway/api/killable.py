@@ -239,7 +239,7 @@ class Pool:
                         raise TooMuchError(time=False) from None
                 except _StarvedError:
                     break
-        raise BusyError(f"{self._what} did not get done: the machine is too busy, or its process was killed; try again")
+        raise BusyError(f"{self._what} was not finished: the machine is too busy, or its process was killed; try again")
 
     def _once(self, data: bytes, job: Job, keep: bool) -> bytes:
         child = self._take()

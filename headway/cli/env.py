@@ -12,7 +12,7 @@ PACKAGES = ("torch", "triton", "numpy", "tokenizers", "safetensors", "gguf", "ms
 
 
 def env() -> None:
-    """Show versions, device, compiler and what works here (for bug reports)."""
+    """Show versions and devices, for bug reports."""
     for name, value in facts().items():
         typer.echo(f"{name + ':':<20} {value}")
 

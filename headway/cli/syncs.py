@@ -30,9 +30,9 @@ def syncs(
     ] = False,
     driver: Annotated[str, typer.Option(help="Driver boundary: auto, cupti, profiler or off.")] = "auto",
 ) -> None:
-    """Run a PyTorch program and report each wait of its host for the GPU, with line, time and cure.
+    """Find where a PyTorch program waits for its GPU.
 
-    In a GitHub workflow the lines are annotated too.
+    Runs it and reports each wait of its host, with line, time and cure. In a GitHub workflow the lines are annotated too.
     """
     from headway.syncs import cli
 

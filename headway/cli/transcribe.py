@@ -44,7 +44,7 @@ def transcribe(
     if words and form != "json":
         raise ConfigError(f"--word-timestamps are written with --format json, not {form}")
     if form in ("srt", "vtt") and len(files) > 1:
-        raise InvalidRequestError(f"--format {form} is of one recording; {len(files)} were given", "files")
+        raise InvalidRequestError(f"--format {form} takes one recording; {len(files)} were given", "files")
     options = TranscriptionOptions(
         language=language,
         task="translate" if translate else "transcribe",

@@ -16,7 +16,7 @@ def tune(
     seconds: Annotated[float, typer.Option(help="Time for all of it, compilation included.")] = 300.0,
     most: Annotated[int, typer.Option(help="Tiles of an operation that are tried for a number of rows.")] = 12,
 ) -> None:
-    """Find the fastest forms and tiles for MODEL's linear layers on this card, and keep them for later starts."""
+    """Measure which kernels suit a model on this GPU. The fastest ones of its linear layers are kept for later starts."""
     import torch
 
     from headway.core.errors import ConfigError

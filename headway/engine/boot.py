@@ -141,7 +141,7 @@ def build_engine(
         accord = None
         if seat is not None:
             accord = owned.enter_context(closing(Accord(seat, args)))
-        core = _build(args, progress, device, warm_up, times, thresholds, extras, accord)
+        core = _build(args, warm_up, thresholds, extras, accord)
         core.close_at_shutdown(owned.pop_all())
     logger.info("engine ready in %.1f s (%s)", time.perf_counter() - start, times)
     return core
@@ -149,25 +149,19 @@ def build_engine(
 
 def build_rank(args: EngineArgs, world: World, device: Device, thresholds: Thresholds) -> ModelRunner:
     """The runner of a rank that follows, as the leader has it."""
-    times, extras = PhaseTimes(), Extras(Drafts.of(args.speculative_config), world=world)
+    extras = Extras(Drafts.of(args.speculative_config), world=world)
     with ExitStack() as stack:
         compiler = stack.enter_context(closing(CompilerProcess())) if device.compiles_kernels else None
-        warm_up = WarmUp(device, times, False, compiler)
-        return _ready_runner(args, False, device, warm_up, times, thresholds, extras)[2]
+        return _ready_runner(args, WarmUp(device, PhaseTimes(), False, compiler), thresholds, extras)[2]
 
 
 def _ready_runner(
-    args: EngineArgs,
-    progress: bool,
-    device: Device,
-    warm_up: WarmUp,
-    times: PhaseTimes,
-    thresholds: Thresholds,
-    extras: Extras,
+    args: EngineArgs, warm_up: WarmUp, thresholds: Thresholds, extras: Extras
 ) -> tuple[Loaded, Sizes, ModelRunner]:
     """What every rank has: in the same order on all, since they rehearse together."""
-    with times.phase("weights"):
-        loaded = _load(args, progress, device, extras)
+    device = warm_up.device
+    with warm_up.times.phase("weights"):
+        loaded = _load(args, warm_up.progress, device, extras)
     refuse_halves(args, loaded.model.spec)
     extras.world.least(0)  # the others have their weights, too
     sizes = choose_sizes(
@@ -182,16 +176,10 @@ def _ready_runner(
 
 
 def _build(
-    args: EngineArgs,
-    progress: bool,
-    device: Device,
-    warm_up: WarmUp,
-    times: PhaseTimes,
-    thresholds: Thresholds,
-    extras: Extras,
-    accord: Accord | None,
+    args: EngineArgs, warm_up: WarmUp, thresholds: Thresholds, extras: Extras, accord: Accord | None
 ) -> EngineCore:
-    loaded, sizes, runner = _ready_runner(args, progress, device, warm_up, times, thresholds, extras)
+    device = warm_up.device
+    loaded, sizes, runner = _ready_runner(args, warm_up, thresholds, extras)
     if accord is not None:
         accord.begin_with(sizes.max_num_batched_tokens, sizes.max_num_seqs, extras.world)
     if args.num_ranks > 1:

@@ -31,7 +31,7 @@ def block_use(args: EngineArgs, checkpoint: Checkpoint, dtype: torch.dtype, devi
         why_not = "the native CPU kernels are off or cannot be built here"
     if args.quantization == "gguf":
         if why_not is not None:
-            raise ConfigError(f"quantization='gguf' cannot be: {why_not}; use quantization='auto'")
+            raise ConfigError(f"quantization='gguf' is not possible: {why_not}; use quantization='auto'")
         return BlockUse.ROUNDED
     if why_not is None and args.quantization == "auto":
         if args.dtype == "auto":

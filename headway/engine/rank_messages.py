@@ -64,7 +64,7 @@ def decode_hello(data: bytes) -> Hello:
     try:
         return _hellos.decode(data)
     except msgspec.DecodeError as error:
-        raise RankError(f"a rank introduced itself in words that are not ours: {error}") from None
+        raise RankError(f"a rank sent a first message that is not Headway's: {error}") from None
 
 
 def version() -> str:

@@ -27,14 +27,14 @@ def state_storage(args: EngineArgs, spec: ModelSpec, dtype: torch.dtype, num_dra
     named, write_back = args.mamba_ssm_cache_dtype, args.replayssm_buffer_len
     if named != "auto" and not layout.has_states:
         raise ConfigError(
-            f"mamba_ssm_cache_dtype={named!r} is of recurrent states, and {architecture} has none; "
+            f"mamba_ssm_cache_dtype={named!r} applies to recurrent states, and {architecture} has none; "
             "use mamba_ssm_cache_dtype='auto'"
         )
     if args.kv_cache_dtype != "auto" and not any(layout.layers) and spec.stage is None:
         raise ConfigError(f"{architecture} caches no keys and values; use kv_cache_dtype='auto'")
     if write_back and not layout.recurrent and spec.stage is None:  # other stages may have some
         raise ConfigError(
-            f"replayssm_buffer_len={write_back} is of recurrent states, and {architecture} has none; leave it out"
+            f"replayssm_buffer_len={write_back} applies to recurrent states, and {architecture} has none; leave it out"
         )
     if write_back is None:
         write_back = WRITE_BACK if num_drafts else 0

@@ -61,17 +61,19 @@ class PhaseTimes:
 class WarmUp:
     """Makes runners ready.
 
-    Args:
+    Attributes:
         device: of the runners.
         times: takes the phases "kernels", "rehearsal" and "graphs".
         progress: draw progress bars on a terminal.
+
+    Args:
         compiler: compiles kernels; None: this process does.
     """
 
     def __init__(
         self, device: Device, times: PhaseTimes, progress: bool, compiler: CompilerProcess | None = None
     ) -> None:
-        self._times, self._progress, self._compiler = times, progress, compiler
+        self.device, self.times, self.progress, self._compiler = device, times, progress, compiler
         self._sampled_len = 0  # context of the slots with which sampling has been rehearsed
         self._hashing = threading.Thread(target=_hash_compiler, name="headway-hash", daemon=True)
         if device.compiles_kernels:  # while weights are loaded
@@ -91,7 +93,7 @@ class WarmUp:
         try:
             self._compile(runner, num_tokens, num_rows, sampling=sizes.max_model_len != self._sampled_len)
             self._sampled_len = sizes.max_model_len
-            with self._times.phase("rehearsal"):
+            with self.times.phase("rehearsal"):
                 rehearse(runner.device, runner.executor.body, num_tokens, num_rows, runner.executor.passes)
         except torch.OutOfMemoryError as error:
             raise OutOfMemoryError(
@@ -111,8 +113,8 @@ class WarmUp:
         total += 0 if passes is None else passes.num_graphs
         with_spans = [media] if media is not None and media is not prefill else []
         total += sum(len(graphs.shapes) for graphs in with_spans)
-        bar = progress_bar(total, "capturing CUDA graphs", show=self._progress)
-        with self._times.phase("graphs"), bar as advance, torch.inference_mode():
+        bar = progress_bar(total, "capturing CUDA graphs", show=self.progress)
+        with self.times.phase("graphs"), bar as advance, torch.inference_mode():
             for graphs in (prefill, *with_spans):
                 graphs.capture(lambda shape: advance(1))
             decode.capture(lambda shape: advance(1))
@@ -134,14 +136,14 @@ class WarmUp:
         from headway.kernels.triton_precompile import compiling, launches_noted  # late: not every machine has Triton
 
         with compiling(self._compiler, self._hashing.join) as compilation:
-            with self._times.phase("rehearsal"), launches_noted(compilation.add), runner.executor.body.shortened():
+            with self.times.phase("rehearsal"), launches_noted(compilation.add), runner.executor.body.shortened():
                 rehearse(runner.device, runner.executor.body, num_tokens, num_rows, runner.executor.passes)
                 _rehearse_steps(runner, sampling)
             if not compilation.num_kernels:
                 return
             start = time.perf_counter()
-            bar = progress_bar(compilation.num_kernels, "compiling kernels", show=self._progress)
-            with self._times.phase("kernels"), bar as advance:
+            bar = progress_bar(compilation.num_kernels, "compiling kernels", show=self.progress)
+            with self.times.phase("kernels"), bar as advance:
                 compilation.finish(advance)
         seconds, kernels = time.perf_counter() - start, compilation.num_kernels
         logger.info("%d kernels, another %.1f s, %d compiled", kernels, seconds, compilation.num_compiled)

@@ -49,13 +49,22 @@ TRANSPORTS: dict[int, Transport] = {}
 number here; ``headway.parallel.group`` adds and removes them."""
 
 
+def nothing(*_: object) -> None:
+    """The meta of an operation that writes its arguments and returns nothing."""
+
+
+def like_first(x: torch.Tensor, *_: object) -> torch.Tensor:
+    """The meta of an operation whose one output has the shape and dtype of its first argument."""
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
 class Op:
     """One operation. Calling it goes through torch's dispatcher.
 
     Args:
         schema: torch schema without namespace, e.g. "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor".
         reference: the meaning, in torch; also the CPU implementation unless ``cpu`` is available.
-        meta: output shapes and dtypes for Meta tensors.
+        meta: output shapes and dtypes for Meta tensors; by default the operation returns nothing.
         triton: "module:function" of the CUDA implementation.
         cpu: "module:function" of a native CPU implementation. Its module has ``available() -> bool``; when that is False
             (no compiler), the reference runs.
@@ -66,7 +75,7 @@ class Op:
         schema: str,
         *,
         reference: Callable[..., Any],
-        meta: Callable[..., Any],
+        meta: Callable[..., Any] = nothing,
         triton: str | None = None,
         cpu: str | None = None,
     ) -> None:

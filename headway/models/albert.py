@@ -17,7 +17,6 @@ class AlbertModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             hidden_act="gelu_new", max_position_embeddings=512, type_vocab_size=2, embedding_size=128,
             num_hidden_groups=1, inner_group_num=1,

@@ -62,7 +62,6 @@ class HearingModel(MediaModel):
         **more: Any,
     ) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len, **more)
-        self._audio = audio
         self.audio_tower: AudioTower | None = None
         if audio is None:
             return

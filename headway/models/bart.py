@@ -26,11 +26,6 @@ class BartForConditionalGeneration(EncoderDecoderModel):
 
     @classmethod
     def read(cls, fields: Fields) -> EncoderDecoderConfig:
-        """The configuration in a config.json.
-
-        Raises:
-            UnsupportedModelError: a field is missing, or its value is not implemented.
-        """
         fields.flag("is_encoder_decoder")
         fields = fields.with_defaults(activation_function="gelu", tie_word_embeddings=True, scale_embedding=False)
         if not fields.flag("tie_word_embeddings"):

@@ -88,7 +88,6 @@ class BertModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512)
         pooled = HeadLayer(name="pooler.dense", size=fields.count("hidden_size"), activation="tanh")
         eps = fields.number("layer_norm_eps", 1e-12, least=0)
@@ -108,7 +107,6 @@ class RobertaModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         if fields.get("position_embedding_type") == "rotary":  # what Jina v3's makers call their files
             return JinaEmbeddingsV3Model.read(fields)
         fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512, pad_token_id=1, type_vocab_size=1)
@@ -131,7 +129,6 @@ class ElectraModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512, embedding_size=128)
         dense = HeadLayer(name="classifier.dense", size=fields.count("hidden_size"), activation="gelu")
         head = {"classify": (dense, HeadLayer(name="classifier.out_proj", size=0))}

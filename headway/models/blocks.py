@@ -28,7 +28,7 @@ from headway.models.interface import Stack, Target
 from headway.models.layers.attention import AttentionSpec
 from headway.models.layers.forms import PLAIN, LayerForms, LayerProducts, Out
 from headway.models.layers.junction import ProjectIn, ProjectOut, Stream
-from headway.models.layers.mixer import CutMixer, MixerSpec
+from headway.models.layers.mixer import CutMixer, MixerSpec, Site
 from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.layers.moe import Mixture, MixtureSpec
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
@@ -113,18 +113,9 @@ class BlockSpec:
             mixer = mixer.sharded(group)
         return replace(self, mixer=mixer, ffn=ffn.sharded(group) if isinstance(ffn, MLPSpec) else ffn)
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Block:
-        """The module; arguments as of ``Block``."""
-        return self.block(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+    def make(self, site: Site) -> Block:
+        """The module."""
+        return self.block(self, site)
 
     @property
     def block(self) -> type[Block]:
@@ -135,28 +126,13 @@ class BlockSpec:
 class Block(nn.Module):
     """A block of ``spec``; it runs once it is linked to the norm that follows it.
 
-    Args:
-        norm: of all its norms.
-        hidden: C.
-        cos_sin: float32 [L, Drot], of the mixer's rope; None: it has no attention.
-        group: of the layer's cache.
-
     Attributes:
         first_norm: the norm it begins with, None for none.
     """
 
-    def __init__(
-        self,
-        spec: BlockSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: BlockSpec, site: Site) -> None:
         super().__init__()
+        norm, hidden, _, _, dtype, device = site
         self.spec = spec
         names = spec.names
 
@@ -166,7 +142,7 @@ class Block(nn.Module):
         mixer, ffn = spec.mixer, spec.ffn
         assert mixer is not None or ffn is not None, "a block has a mixer or a feed-forward block"
         assert not spec.parallel or (mixer is not None and ffn is not None), "side by side are two"
-        self.mixer = None if mixer is None else mixer.make(norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        self.mixer = None if mixer is None else mixer.make(site)
         self.ffn = None if ffn is None else ffn.make(hidden, dtype=dtype, device=device)
         self.before_mixer = made(names.before_mixer) if mixer is not None else None
         self.after_mixer = made(names.after_mixer) if mixer is not None else None
@@ -177,7 +153,7 @@ class Block(nn.Module):
         self._build(norm, hidden, dtype=dtype, device=device)
 
     def _build(self, norm: NormSpec, hidden: int, *, dtype: torch.dtype, device: torch.device) -> None:
-        """Make what a kind of block has besides; arguments as of ``Block``."""
+        """Make what a kind of block has besides; see ``Site``."""
 
     def link(self, next_norm: Norm | None) -> None:
         """Make the junctions; ``next_norm``: of the next block, or the model's last. Once weights are in place."""
@@ -287,7 +263,6 @@ class Block(nn.Module):
         return self.out_of_ffn(self.into_ffn(stream, forms.into_ffn), stream, forms.out_of_ffn)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         names = self.spec.names
         found: dict[str, Target] = {}
         if self.mixer is not None:

@@ -57,7 +57,6 @@ class BloomForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(layer_norm_epsilon=1e-5, tie_word_embeddings=True)
         hidden = first_of(fields, "hidden_size", "n_embed")
         fields = fields.replaced(
@@ -102,7 +101,6 @@ class MptForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             expansion_ratio=4, layer_norm_epsilon=1e-5, tie_word_embeddings=True, no_bias=True, max_seq_len=2048
         )
@@ -150,7 +148,6 @@ class FalconForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             layer_norm_epsilon=1e-5, activation="gelu", multi_query=True, parallel_attn=True, max_position_embeddings=2048,
             tie_word_embeddings=True, hidden_act="gelu",

@@ -223,10 +223,10 @@ def read_ropes(
     return found
 
 
-def upper_layers_slide(fields: Fields, switch: str, first: int = 28) -> tuple[str, ...]:
+def upper_layers_slide(fields: Fields, switch: str) -> tuple[str, ...]:
     """Qwen's kinds of layers: those from ``max_window_layers`` on have a window, where ``switch`` is on."""
     num_layers = fields.count("num_hidden_layers")
     if not fields.flag(switch) or fields.get("sliding_window") is None:
         return (FULL,) * num_layers
-    least = fields.whole("max_window_layers", first)
+    least = fields.whole("max_window_layers", 28)
     return tuple(SLIDING if i >= least else FULL for i in range(num_layers))

@@ -68,7 +68,6 @@ class DebertaV2Model(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DebertaConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             hidden_act="gelu", type_vocab_size=0, layer_norm_eps=1e-7, pooler_hidden_act="gelu", position_biased_input=True,
             max_position_embeddings=512,

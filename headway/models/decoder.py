@@ -25,7 +25,7 @@ from headway.models.layers.embedding import Embedding, ShardedEmbedding
 from headway.models.layers.forms import FormTable, LayerForms, Rules, rules_for
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import StateMixer
+from headway.models.layers.mixer import Site, StateMixer
 from headway.models.layers.mlp import MLP
 from headway.models.layers.moe import Mixture
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
@@ -174,7 +174,7 @@ class DecoderModel(nn.Module):
             self.embedding = Embedding(reads, hidden, dtype=dtype, device=device, padding=behind)
         self.blocks = nn.ModuleList(
             config.blocks[i].make(
-                config.norm, hidden, table(config.blocks[i]), layout.group_of_layer[i], dtype=dtype, device=device
+                Site(config.norm, hidden, table(config.blocks[i]), layout.group_of_layer[i], dtype, device)
             )
             for i in config.own
         )

@@ -92,7 +92,6 @@ class DeepseekV2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=2048, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
             v_head_dim=128, n_routed_experts=64, n_shared_experts=2, moe_intermediate_size=1407, first_k_dense_replace=0,
@@ -107,7 +106,6 @@ class DeepseekV3ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=4096, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
             v_head_dim=128, n_routed_experts=256, first_k_dense_replace=3, rope_interleave=True,
@@ -121,7 +119,6 @@ class YoutuForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=131072, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
             v_head_dim=128, rope_interleave=True, rope_theta=1e4, tie_word_embeddings=True,
@@ -134,7 +131,6 @@ class Glm4MoeLiteForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=202752, rms_norm_eps=1e-5, kv_lora_rank=512, q_lora_rank=768, qk_nope_head_dim=192,
             qk_rope_head_dim=64, v_head_dim=256, n_routed_experts=64, first_k_dense_replace=1, rope_interleave=True,
@@ -149,7 +145,6 @@ class DeepseekV32ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=163840, kv_lora_rank=512, q_lora_rank=1536, qk_nope_head_dim=128, qk_rope_head_dim=64,
             v_head_dim=128, n_routed_experts=256, first_k_dense_replace=3, **MIXTURE, n_group=8, topk_group=4,
@@ -164,7 +159,6 @@ class GlmMoeDsaForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=202752, rms_norm_eps=1e-5, kv_lora_rank=512, q_lora_rank=2048, qk_nope_head_dim=192,
             qk_rope_head_dim=64, v_head_dim=256, n_routed_experts=256, first_k_dense_replace=3, **MIXTURE, n_group=1,

@@ -19,7 +19,6 @@ class DistilBertModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         own = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers",
                "intermediate_size": "hidden_dim"}  # fmt: skip
         fields = fields.with_defaults(

@@ -16,7 +16,6 @@ class Dots1ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=2048, n_group=1, topk_group=1, first_k_dense_replace=0, norm_topk_prob=False,
             routed_scaling_factor=1.0, sliding_window=4096, max_window_layers=62,

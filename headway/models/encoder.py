@@ -20,6 +20,7 @@ from headway.models.layers.adapters import ORIGINAL, AdapterSpec, LinearAdapters
 from headway.models.layers.attention import Attention, AttentionSpec
 from headway.models.layers.forms import Rules, rules_for
 from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import Site
 from headway.models.layers.mlp import MLP, MLPSpec
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
 from headway.models.position_bias import PositionBias, PositionBiasSpec
@@ -132,7 +133,7 @@ class EncoderBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.spec = spec
-        self.mixer = Attention(spec.mixer, norm, hidden, cos_sin, -1, dtype=dtype, device=device)
+        self.mixer = Attention(spec.mixer, Site(norm, hidden, cos_sin, -1, dtype, device))
         self.ffn = MLP(spec.ffn, hidden, dtype=dtype, device=device)
         self.attend_otherwise: Callable[[torch.Tensor, StepBatch], torch.Tensor] | None = None
         self.norms = [norm.make(hidden, dtype=dtype, device=device) if name else None for name in spec.norms]
@@ -187,7 +188,6 @@ class EncoderBlock(nn.Module):
         return x, x
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.mixer.destinations(prefix) | self.ffn.destinations(prefix)
         for name, norm in zip(self.spec.norms, self.norms, strict=True):
             if norm is not None:

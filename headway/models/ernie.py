@@ -30,7 +30,6 @@ class Ernie4_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.js
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             rms_norm_eps=1e-5, rope_theta=5e5, max_position_embeddings=131072, tie_word_embeddings=True,
             num_key_value_heads=2, head_dim=128,
@@ -44,7 +43,6 @@ class HeliumForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(rms_norm_eps=1e-8, rope_theta=1e5, max_position_embeddings=4096)
         bias = fields.flag("attention_bias")
         return _side_by_side(llama_like(fields, qkv_bias=bias, mlp_bias=fields.flag("mlp_bias")))
@@ -55,7 +53,6 @@ class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that confi
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(num_key_value_heads=4, head_dim=None)
         config, layers = Ernie4_5ForCausalLM.read(fields), fields.count("num_hidden_layers")
         fields = fields.with_defaults(

@@ -17,7 +17,6 @@ class EuroBertModel(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=8192, rms_norm_eps=1e-5, classifier_pooling="late")
         bias = fields.flag("attention_bias")
         config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))

@@ -20,7 +20,6 @@ class Exaone4ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=2048,
             rms_norm_eps=1e-5,
@@ -44,7 +43,6 @@ class ExaoneMoeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             first_k_dense_replace=1, moe_intermediate_size=1024, num_experts=64, num_experts_per_tok=8, num_shared_experts=1,
             norm_topk_prob=True, routed_scaling_factor=2.5, n_group=1, topk_group=1,

@@ -28,7 +28,6 @@ class FalconH1ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=8192, num_key_value_heads=8, rms_norm_eps=1e-5, mamba_n_heads=128, mamba_n_groups=1,
             mamba_d_state=256, mamba_d_conv=4, mamba_conv_bias=True, mamba_d_ssm=1024, mamba_expand=2,

@@ -71,7 +71,6 @@ class GemmaForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(**{**DEFAULTS, "hidden_activation": None}, max_position_embeddings=8192)
         return _gemma(fields, names=BlockNames())
 
@@ -81,7 +80,6 @@ class Gemma2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             **DEFAULTS, max_position_embeddings=8192, sliding_window=4096, query_pre_attn_scalar=256,
             attn_logit_softcapping=50.0, final_logit_softcapping=30.0, num_key_value_heads=4,
@@ -94,7 +92,6 @@ class Gemma3ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             **DEFAULTS, max_position_embeddings=131072, sliding_window=4096, query_pre_attn_scalar=256,
             sliding_window_pattern=6, num_key_value_heads=4,

@@ -224,7 +224,6 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
 
     @staticmethod
     def read(fields: Fields) -> PerLayerConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True, head_dim=256,
             max_position_embeddings=32768, sliding_window=512, num_kv_shared_layers=15, final_logit_softcapping=30.0,

@@ -83,7 +83,6 @@ class Gemma3nForConditionalGeneration(HearingModel, MobileSightModel, Gemma3nFor
 
     @staticmethod
     def read(fields: Fields) -> Gemma3nMediaConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text = sighted_text(fields, "Gemma3nForCausalLM", tied=True, capped=True)
         assert isinstance(text, PerLayerConfig)
         most = fields.with_defaults(audio_soft_tokens_per_image=188).count("audio_soft_tokens_per_image")

@@ -71,7 +71,6 @@ class Gemma4ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> PerLayerConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             rms_norm_eps=1e-6, hidden_activation="gelu_pytorch_tanh", tie_word_embeddings=True, head_dim=256,
             max_position_embeddings=131072, sliding_window=512, sliding_window_pattern=6, num_kv_shared_layers=0,

@@ -70,7 +70,6 @@ class Gemma4ForConditionalGeneration(HearingModel, VisionLanguageModel, Gemma4Fo
 
     @staticmethod
     def read(fields: Fields) -> Gemma4MediaConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text = sighted_text(fields, "Gemma4ForCausalLM", tied=True, drop=("use_bidirectional_attention",), capped=True)
         assert isinstance(text, PerLayerConfig)
         nested = Fields(fields.get("text_config") or {})

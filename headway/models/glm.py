@@ -36,7 +36,6 @@ class GlmForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         return _glm(fields, BlockNames())
 
 
@@ -45,7 +44,6 @@ class Glm4MoeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=131072, rms_norm_eps=1e-5, num_key_value_heads=8, partial_rotary_factor=0.5,
             n_routed_experts=128, num_experts_per_tok=8, moe_intermediate_size=1408, n_shared_experts=1, n_group=1,
@@ -66,7 +64,6 @@ class SolarOpenForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             partial_rotary_factor=1.0, moe_intermediate_size=1280, rope_theta=1e6, head_dim=128, first_k_dense_replace=0
         )
@@ -79,6 +76,5 @@ class Glm4ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         names = BlockNames(after_mixer="post_self_attn_layernorm", after_ffn="post_mlp_layernorm")
         return _glm(fields, names)

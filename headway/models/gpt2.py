@@ -91,7 +91,6 @@ class GPT2LMHeadModel(LearnedPositions):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         config = _read_gpt(fields.with_defaults(activation_function="gelu_new"), None)
         by_layer = fields.flag("scale_attn_by_inverse_layer_idx")
 
@@ -115,7 +114,6 @@ class GPTBigCodeForCausalLM(LearnedPositions):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         one = bool(fields.with_defaults(multi_query=True)["multi_query"])
         config = _read_gpt(fields.with_defaults(activation_function="gelu_pytorch_tanh"), 1 if one else None)
 
@@ -133,7 +131,6 @@ class OPTForCausalLM(LearnedPositions):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             activation_function="relu", do_layer_norm_before=True, enable_bias=True, layer_norm_elementwise_affine=True,
             max_position_embeddings=2048, tie_word_embeddings=True, layer_norm_epsilon=1e-5, ffn_dim=3072,

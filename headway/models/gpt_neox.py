@@ -16,8 +16,8 @@ from headway.models.layers.norm import NormSpec
 from headway.models.rope import RopeConfig
 
 
-def _layer_norms(config: DecoderConfig, *, bias: bool = True) -> DecoderConfig:
-    return replace(config, norm=NormSpec(config.norm.eps, kind="layer", bias=bias))
+def _layer_norms(config: DecoderConfig) -> DecoderConfig:
+    return replace(config, norm=NormSpec(config.norm.eps, kind="layer", bias=True))
 
 
 def _ungated(block: BlockSpec, names: tuple[tuple[str, ...], str], *, bias: bool = True) -> MLPSpec:
@@ -35,7 +35,6 @@ class GPTNeoXForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             layer_norm_eps=1e-5, hidden_act="gelu", use_parallel_residual=True, attention_bias=True, rotary_pct=0.25,
             max_position_embeddings=2048,
@@ -70,7 +69,6 @@ class GPTJForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             layer_norm_epsilon=1e-5, activation_function="gelu_new", n_positions=2048, rotary_dim=64
         )
@@ -101,7 +99,6 @@ class PhiForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             layer_norm_eps=1e-5, hidden_act="gelu_new", max_position_embeddings=2048, partial_rotary_factor=0.5
         )
@@ -120,7 +117,6 @@ class StableLmForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(layer_norm_eps=1e-5, max_position_embeddings=4096, partial_rotary_factor=0.25)
         parallel = fields.flag("use_parallel_residual")
         config = llama_like(
@@ -134,7 +130,6 @@ class Starcoder2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             norm_epsilon=1e-5, hidden_act="gelu_pytorch_tanh", use_bias=True, max_position_embeddings=4096,
             num_key_value_heads=2, tie_word_embeddings=True,

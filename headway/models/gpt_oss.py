@@ -22,7 +22,6 @@ class GptOssForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             rms_norm_eps=1e-5, head_dim=64, num_key_value_heads=8, max_position_embeddings=131072, sliding_window=128,
             attention_bias=True, num_local_experts=128, swiglu_alpha=1.702, swiglu_limit=7.0, rope_theta=150000.0,

@@ -20,7 +20,6 @@ class GraniteForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=2048)
         bias = fields.flag("attention_bias")
         config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
@@ -66,7 +65,6 @@ class GraniteMoeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         mixture = _mixture(fields, 0)
         if mixture is None:
             raise fields.refuse("num_local_experts", "must be a positive integer")
@@ -80,7 +78,6 @@ class GraniteMoeSharedForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         config = GraniteMoeForCausalLM.read(fields)
         mixture = _mixture(fields, fields.whole("shared_intermediate_size", 0))
         return with_mixture(config, range(len(config.blocks)), mixture)
@@ -91,7 +88,6 @@ class GraniteMoeHybridForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             mamba_n_heads=128, mamba_n_groups=1, mamba_d_state=256, mamba_d_conv=4, mamba_expand=2, mamba_conv_bias=True,
             shared_intermediate_size=1024, rms_norm_eps=1e-6, num_local_experts=8, rope_theta=10000.0,

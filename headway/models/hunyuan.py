@@ -37,7 +37,6 @@ class HunYuanDenseV1ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(rms_norm_eps=1e-5, max_position_embeddings=2048)
         if fields.with_defaults(use_qk_norm=True)["use_qk_norm"] is not True:
             raise fields.refuse("use_qk_norm", "is not implemented; true is")
@@ -59,8 +58,6 @@ class HunYuanMoEV1ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
-
         def same(name: str) -> int:
             """A number for all layers, which some releases write once for each."""
             value = fields.get(name)

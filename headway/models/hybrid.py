@@ -54,13 +54,13 @@ def refuse_tied(fields: Fields) -> None:
 
 
 def read_mamba2(
-    fields: Fields, *, inner: int, norm: str = "gate first", norm_groups: int = 0, out_bias: str = "mamba_proj_bias"
+    fields: Fields, *, inner: int, norm: str = "gate first", out_bias: str = "mamba_proj_bias"
 ) -> Mamba2Spec:
     """A Mamba-2 mixer from fields that begin with ``mamba_``.
 
     Args:
         inner: channels.
-        norm, norm_groups: see ``Mamba2Spec``.
+        norm: see ``Mamba2Spec``.
         out_bias: the field that says whether the product out has a bias.
 
     Raises:
@@ -83,7 +83,6 @@ def read_mamba2(
         conv_bias=fields.flag("mamba_conv_bias"),
         limits=read_limits(fields),
         norm=norm,
-        norm_groups=norm_groups,
         norm_eps=fields.number("rms_norm_eps", least=0),
         state_dtype=read_state_dtype(fields),
     )

@@ -22,7 +22,6 @@ class JambaForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=262144, num_key_value_heads=8, num_experts=16, attn_layer_period=8, attn_layer_offset=4,
             mamba_d_state=16, mamba_d_conv=4, mamba_expand=2, mamba_conv_bias=True, expert_layer_period=2,

@@ -29,7 +29,6 @@ class KimiLinearForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.replaced(**{ours: fields[theirs] for theirs, ours in _SAME.items() if theirs in fields})
         fields = fields.with_defaults(
             max_position_embeddings=1048576, rms_norm_eps=1e-5, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64,

@@ -24,7 +24,6 @@ class Lfm2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=128_000, num_key_value_heads=8, norm_eps=1e-5, conv_L_cache=3, block_multiple_of=256,
             block_ffn_dim_multiplier=1.0, block_auto_adjust_ff_dim=True, rope_theta=1e6,
@@ -59,7 +58,6 @@ class Lfm2MoeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             intermediate_size=7168, block_auto_adjust_ff_dim=False, num_dense_layers=2, num_experts=32, num_experts_per_tok=4,
             moe_intermediate_size=1792, norm_topk_prob=True, use_expert_bias=True, routed_scaling_factor=1.0,

@@ -15,7 +15,6 @@ class LlamaForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=2048)
         bias = fields.flag("attention_bias")
         return llama_like(
@@ -28,7 +27,6 @@ class SeedOssForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=524288, num_key_value_heads=8, head_dim=128, attention_bias=True
         )
@@ -45,7 +43,6 @@ class ArceeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5, hidden_act="relu2")
         bias = fields.flag("attention_bias")
         config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))

@@ -23,7 +23,6 @@ class Llama4ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             rms_norm_eps=1e-5, num_key_value_heads=8, head_dim=128, max_position_embeddings=131072, rope_theta=500000.0,
             intermediate_size_mlp=16384, use_qk_norm=True, attn_temperature_tuning=True, floor_scale=8192, attn_scale=0.1,

@@ -110,7 +110,6 @@ class LongcatFlashForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         layers = fields.count("num_layers" if fields.get("num_layers") is not None else "num_hidden_layers")
         layers = layers if fields.get("num_layers") is not None else layers // 2
         fields = fields.with_defaults(

@@ -63,8 +63,9 @@ def read_state_dtype(fields: Fields) -> str:
     return ""
 
 
-def read_limits(fields: Fields, name: str = "time_step_limit") -> tuple[float, float]:
+def read_limits(fields: Fields) -> tuple[float, float]:
     """(least, most) of time steps; config.json writes infinity as a string, an object or a bare word."""
+    name = "time_step_limit"
     value = fields.get(name)
     if value is None:
         return 0.0, float("inf")
@@ -90,7 +91,6 @@ class MambaForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(tie_word_embeddings=True)
         return read_stack(fields, read_mamba(fields))
 
@@ -100,7 +100,6 @@ class FalconMambaForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(tie_word_embeddings=True, mixer_rms_eps=1e-6)
         eps = fields.number("mixer_rms_eps", least=0)
         return read_stack(fields, read_mamba(fields, norms="plain", norm_eps=eps))
@@ -111,7 +110,6 @@ class Mamba2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             num_heads=128, head_dim=64, state_size=128, n_groups=8, conv_kernel=4, expand=2, layer_norm_epsilon=1e-5,
             use_conv_bias=True,

@@ -17,7 +17,6 @@ class MiniCPM3ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=32768, rms_norm_eps=1e-5, tie_word_embeddings=True, kv_lora_rank=256, q_lora_rank=768,
             qk_nope_head_dim=64, qk_rope_head_dim=32, scale_emb=12, scale_depth=1.4, dim_model_base=256,

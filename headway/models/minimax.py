@@ -99,7 +99,6 @@ class MiniMaxForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(rope_theta=1e6, num_experts_per_tok=2, rms_norm_eps=1e-5, num_key_value_heads=8)
         fields = with_rotary_dim(fields)
         layers = fields.count("num_hidden_layers")
@@ -140,7 +139,6 @@ class MiniMaxM2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             rope_theta=5e6, num_experts_per_tok=8, head_dim=128, num_local_experts=256, num_key_value_heads=8
         )

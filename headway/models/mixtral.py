@@ -28,7 +28,6 @@ class MixtralForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             rms_norm_eps=1e-5, num_experts_per_tok=2, rope_theta=1e6, sliding_window=None, num_local_experts=8
         )

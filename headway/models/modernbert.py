@@ -20,7 +20,6 @@ class ModernBertModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             hidden_activation="gelu", max_position_embeddings=8192, local_attention=128, global_attn_every_n_layers=3,
             global_rope_theta=160000.0, local_rope_theta=10000.0, classifier_pooling="cls", classifier_activation="gelu",

@@ -18,7 +18,6 @@ class MPNetModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(hidden_act="gelu", max_position_embeddings=512, relative_attention_num_buckets=32)
         if fields.count("relative_attention_num_buckets") != 32:
             raise fields.refuse("relative_attention_num_buckets", "is not implemented; 32 is")

@@ -48,7 +48,6 @@ class NemotronHForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=4096, num_key_value_heads=8, head_dim=128, intermediate_size=21504, ssm_state_size=128,
             mamba_num_heads=128, mamba_head_dim=64, n_groups=8, conv_kernel=4, use_conv_bias=True, layer_norm_epsilon=1e-5,

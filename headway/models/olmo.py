@@ -27,7 +27,6 @@ class Olmo2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5)
         bias = fields.flag("attention_bias")
         return llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="all", names=NORMS_AFTER)
@@ -38,7 +37,6 @@ class OlmoeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5, num_experts_per_tok=8)
         experts = expert_count(fields.with_defaults(num_experts=64), "num_experts", "num_local_experts")
         if not experts:
@@ -55,7 +53,6 @@ class FlexOlmoForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(num_experts_per_tok=5, num_experts=7, rms_norm_eps=1e-6, rope_theta=5e5)
         config = OlmoeForCausalLM.read(fields)
         return map_blocks(config, lambda _, block: replace(block, names=NORMS_AFTER))
@@ -66,7 +63,6 @@ class Olmo3ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5, sliding_window=4096)
         bias, ropes = fields.flag("attention_bias"), read_ropes(fields, full_theta=5e5, sliding_theta=5e5)
         windows = layer_windows(fields, otherwise=layer_kinds(fields, 4))
@@ -88,7 +84,6 @@ class OlmoHybridForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         heads, hidden = fields.count("num_attention_heads"), fields.count("hidden_size")
         fields = fields.with_defaults(
             max_position_embeddings=65536, rms_norm_eps=1e-6, linear_conv_kernel_dim=4, linear_allow_neg_eigval=True,

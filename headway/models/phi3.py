@@ -16,7 +16,6 @@ class Phi3ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5)
         slides = fields.get("sliding_window") is not None
         kinds = (SLIDING,) * fields.count("num_hidden_layers") if slides else ()

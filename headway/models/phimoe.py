@@ -19,7 +19,6 @@ class PhimoeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             rms_norm_eps=1e-5, rope_theta=1e6, num_experts_per_tok=2, num_local_experts=16, router_jitter_noise=0.01,
             num_key_value_heads=8,

@@ -188,7 +188,7 @@ def _tokens_of(answers: Any, folder: Path | None) -> tuple[int, int | None]:
     for answer in answers:
         found = answer if isinstance(answer, int) else _vocabulary(folder).get(answer)
         if found is None:
-            raise ConfigError(f"classifier_from_token: {answer!r:.60} is no token of the model's; give its id")
+            raise ConfigError(f"classifier_from_token: {answer!r:.60} is not a token of the model; give its id")
         ids.append(int(found))
     return (ids[0], None) if len(ids) == 1 else (ids[1], ids[0])
 

@@ -15,7 +15,6 @@ class Qwen2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=32768, num_key_value_heads=32, sliding_window=4096)
         switch = "use_sliding_window"
         fields.get("attention_bias")  # old exporters wrote it; it has no effect
@@ -28,7 +27,6 @@ class MiMoForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         config, number, own = Qwen2ForCausalLM.read(fields), next_layers(fields), "model.mtp_layers.0"
         spec = MTPSpec(
             block=own,

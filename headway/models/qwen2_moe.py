@@ -23,7 +23,6 @@ class Qwen2MoeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=32768, num_key_value_heads=16, sliding_window=4096, moe_intermediate_size=1408,
             shared_expert_intermediate_size=5632, num_experts_per_tok=4, qkv_bias=True, max_window_layers=28,

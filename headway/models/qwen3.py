@@ -12,7 +12,6 @@ class Qwen3ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=32768, num_key_value_heads=32, sliding_window=4096, head_dim=128
         )

@@ -15,7 +15,6 @@ class Qwen3MoeForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             num_key_value_heads=4, moe_intermediate_size=768, num_experts_per_tok=8, head_dim=None
         )

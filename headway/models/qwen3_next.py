@@ -78,7 +78,6 @@ class Qwen3NextForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             num_experts_per_tok=10, num_key_value_heads=2, norm_topk_prob=True, moe_intermediate_size=512,
             shared_expert_intermediate_size=512,
@@ -96,7 +95,6 @@ class Qwen3_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.jso
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         return _read(fields.with_defaults(num_key_value_heads=4), "joined")
 
 
@@ -105,7 +103,6 @@ class Qwen3_5MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that config.
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             num_key_value_heads=2, num_experts_per_tok=8, moe_intermediate_size=512, shared_expert_intermediate_size=512,
             num_experts=256,

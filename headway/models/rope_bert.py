@@ -92,7 +92,6 @@ class NomicBertModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         only = {"rotary_emb_interleaved": False, "prenorm": False, "rotary_emb_scale_base": None,
                 "rotary_scaling_factor": None, "use_rms_norm": False, "parallel_block": False,
                 "rotary_emb_fraction": 1.0}  # fmt: skip
@@ -132,7 +131,6 @@ class JinaEmbeddingsV3Model(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(rotary_emb_base=20000.0)
         fields = fields.with_defaults(
             hidden_act="gelu", max_position_embeddings=8194, type_vocab_size=1, layer_norm_eps=1e-5,
@@ -153,7 +151,6 @@ class GteModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             hidden_act="gelu", max_position_embeddings=8192, type_vocab_size=1, rope_theta=160000.0
         )
@@ -180,7 +177,6 @@ class JinaBertModel(EncoderModel):
 
     @staticmethod
     def read(fields: Fields) -> EncoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(max_position_embeddings=8192, type_vocab_size=2, feed_forward_type="geglu")
         if fields.get("position_embedding_type") != "alibi":
             raise fields.refuse("position_embedding_type", "is not implemented; 'alibi' is")

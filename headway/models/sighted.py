@@ -124,7 +124,6 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         nested = fields.get("text_config") or {}
         defaults = {
             "vocab_size": 262208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
@@ -137,9 +136,7 @@ class Gemma3ForConditionalGeneration(VisionLanguageModel):
             merges="mean", norm="mm_soft_emb_norm", norm_spec=norm, norm_behind=True,
             products=("mm_input_projection_weight",), widths=(text.hidden_size,), bias=False, transposed=True,
         )  # fmt: skip
-        tower = families.siglip_tower(
-            vision, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector."
-        )
+        tower = families.siglip_tower(vision, projector)
         rows = int(fields.with_defaults(mm_tokens_per_image=256).count("mm_tokens_per_image") ** 0.5)
         if tower.positions % rows:
             raise fields.refuse("mm_tokens_per_image", f"does not divide the picture's {tower.positions}^2 patches")
@@ -159,14 +156,11 @@ class PaliGemmaForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text = sighted_text(fields, "", tied=True, drop=("use_bidirectional_attention",), capped=True)
         both_ways = (fields.get("text_config") or {}).get("use_bidirectional_attention")
         vision = vision_fields(fields)
         projector = ProjectorSpec(products=("linear",), widths=(text.hidden_size,))
-        tower = families.siglip_tower(
-            vision, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector."
-        )
+        tower = families.siglip_tower(vision, projector)
         sight = SightConfig(
             vision=tower, token=image_token(fields, 256000), sees="" if both_ways is False else "prompt",
             one_size=_pixels(vision, 224), beginnings=_LLAVA,
@@ -179,7 +173,6 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, vision = sighted_text(fields, "", tied=False), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         bias = bool(fields.get("multimodal_projector_bias", True))
@@ -188,12 +181,9 @@ class LlavaForConditionalGeneration(VisionLanguageModel):
         layer, strategy = families.feature_layer(fields, -2), fields.get("vision_feature_select_strategy", "default")
         kind = vision.get("model_type", "clip_vision_model")
         if kind == "siglip_vision_model" and strategy == "full":
-            tower = families.siglip_tower(
-                vision, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector."
-            )
-            tower = families.upto(tower, layer)
+            tower = families.upto(families.siglip_tower(vision, projector), layer)
         elif kind == "clip_vision_model" and strategy == "default":
-            tower = families.clip_tower(vision, projector, layer, prefix="vision_tower.")
+            tower = families.clip_tower(vision, projector, layer)
         else:
             raise fields.refuse(
                 "vision_feature_select_strategy", f"with vision_config.model_type = {kind!r} is not implemented"
@@ -209,7 +199,6 @@ class Idefics3ForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, vision = sighted_text(fields, "", tied=False), vision_fields(fields)
         vision = vision.with_defaults(
             hidden_size=1152, num_attention_heads=16, patch_size=32, hidden_act="gelu_pytorch_tanh"
@@ -276,7 +265,6 @@ class Qwen2_5_VLForConditionalGeneration(VisionLanguageModel):  # noqa: N801 (as
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
         vision = vision_fields(fields)
         tower = families.qwen25_tower(vision, text.hidden_size)
@@ -292,7 +280,6 @@ class Qwen2VLForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen2ForCausalLM", (16, 24, 24))
         tower = families.qwen2_tower(vision_fields(fields), text.hidden_size)
         sight = SightConfig(
@@ -307,7 +294,6 @@ class Qwen3VLForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, sections = _qwen_text(fields, "Qwen3ForCausalLM", (24, 20, 20))
         tower = families.qwen3_tower(vision_fields(fields), text.hidden_size)
         if len(tower.deepstack) > len(text.blocks):
@@ -324,7 +310,6 @@ class Mistral3ForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, vision = sighted_text(fields, "", tied=True), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         group = fields.with_defaults(spatial_merge_size=2).count("spatial_merge_size")
@@ -344,7 +329,6 @@ class InternVLForConditionalGeneration(VisionLanguageModel):
 
     @staticmethod
     def read(fields: Fields) -> SightedConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         text, vision = sighted_text(fields, "", tied=True), vision_fields(fields)
         act = fields.with_defaults(projector_hidden_act="gelu").choice("projector_hidden_act", ACTIVATIONS)
         group = round(1 / fields.number("downsample_ratio", 0.5, least=0.01))

@@ -15,7 +15,6 @@ class SmolLM3ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> DecoderConfig:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=32768, num_key_value_heads=4, tie_word_embeddings=True, rope_theta=2e6,
             no_rope_layer_interval=4,

@@ -58,11 +58,6 @@ class T5ForConditionalGeneration(EncoderDecoderModel):
 
     @classmethod
     def read(cls, fields: Fields) -> EncoderDecoderConfig:
-        """The configuration in a config.json.
-
-        Raises:
-            UnsupportedModelError: a field is missing, or its value is not implemented.
-        """
         fields.flag("is_encoder_decoder")
         for name in ("hidden_act", "dense_act_fn", "is_gated_act"):
             fields.get(name)  # what ``feed_forward_proj`` says

@@ -96,11 +96,6 @@ class WhisperForConditionalGeneration(EncoderDecoderModel):
 
     @classmethod
     def read(cls, fields: Fields) -> EncoderDecoderConfig:
-        """The configuration in a config.json.
-
-        Raises:
-            UnsupportedModelError: a field is missing, or its value is not implemented.
-        """
         fields.flag("is_encoder_decoder")
         hidden, outputs = fields.count("d_model"), fields.count("max_source_positions")
         context = fields.count("max_target_positions")

@@ -155,7 +155,6 @@ class Zamba2ForCausalLM(DecoderModel):
 
     @staticmethod
     def read(fields: Fields) -> Zamba2Config:
-        """The configuration in a config.json; see ``models.interface.Architecture``."""
         fields = fields.with_defaults(
             max_position_embeddings=4096, mamba_d_state=64, mamba_d_conv=4, mamba_expand=2, mamba_ngroups=1, n_mamba_heads=8,
             hidden_act="gelu", num_mem_blocks=1, adapter_rank=128, rms_norm_eps=1e-5, tie_word_embeddings=True, rope_theta=1e4,

@@ -42,7 +42,9 @@ def decode_image(data: bytes) -> Image:
         except InvalidRequestError:
             raise
         except UnidentifiedImageError:
-            raise InvalidRequestError(f"the data are no image of {', '.join(FORMATS)}", FIELD) from None
+            raise InvalidRequestError(
+                f"the data are not an image of a known kind: {', '.join(FORMATS)}", FIELD
+            ) from None
         except MemoryError:
             raise InvalidRequestError("decoding the image takes too much memory", FIELD) from None
         # Decoders raise whatever a damaged file makes of them: OSError, SyntaxError, struct.error, ValueError, ...

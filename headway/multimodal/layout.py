@@ -13,9 +13,6 @@ import numpy.typing as npt
 from headway.core.media import Grid, VisionInfo
 from headway.core.plan import Int32s
 
-NUM_SIZES = 7
-"""Integers that ``Layout.sizes`` is."""
-
 
 class Layout(NamedTuple):
     """What of a picture a tower must be told.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Pixels = npt.NDArray[np.uint8]
-NEAREST, LANCZOS, BILINEAR, BICUBIC = 0, 1, 2, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 """Pillow's numbers of filters, as config files have them."""
 
 

@@ -125,7 +125,7 @@ class Letter(NamedTuple):
     def decode(cls, data: bytes) -> Letter:
         """Raises RankError on anything else."""
         if len(data) != _LETTER.size:
-            raise RankError(f"{len(data)} bytes that are no letter of a rank")
+            raise RankError(f"{len(data)} bytes that are not a message of a rank")
         rank, width, epoch, step, tokens, rows, check, flags, version = _LETTER.unpack(data)
         if version != _VERSION:
             raise RankError(f"rank {rank} speaks version {version} of the agreement, this one {_VERSION}")

@@ -1,11 +1,10 @@
-"""What every pooler looks like, and the simplest one."""
+"""What every pooler looks like."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 
 from headway.state.batch import StepBatch
 
@@ -33,21 +32,3 @@ class Pooler(Protocol):
 
     def tokens(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
         """f32 [T, token_width] from [T, H]; only where ``token_width`` is not 0."""
-
-
-class LastToken:
-    """The last token's hidden state, of length 1 (Euclidean norm, in float32)."""
-
-    wants_all = False
-    token_width = 0
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-    def __call__(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-        """See ``Pooler``. A zombie's or padding row's vector is of no use."""
-        return F.normalize(hidden.float(), dim=-1)
-
-    def tokens(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
-        """See ``Pooler``; there are none."""
-        raise NotImplementedError

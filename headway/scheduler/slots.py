@@ -156,10 +156,6 @@ class RunningSet:
         return len(self._decoding) + len(self.lagging) + len(self._pooled) + (self.prefilling is not None)
 
     @property
-    def num_decoding(self) -> int:
-        return len(self._decoding)
-
-    @property
     def newest(self) -> Request:
         """The most recently admitted request."""
         if self.prefilling or not (self.lagging or self._pooled):

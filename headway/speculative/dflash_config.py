@@ -63,7 +63,7 @@ def read_dflash(config: Mapping[str, Any], *, spark: bool, target: ModelSpec) ->
         raise UnsupportedModelError(f"config.json: speculators_model_type = {kind!r}; give it as method={kind!r}")
     if kind is None and ("markov_rank" in outer) != spark:
         raise UnsupportedModelError(
-            f"config.json has {'no ' if spark else ''}markov_rank: it is of method={'dflash' if spark else 'dspark'!r}"
+            f"config.json has {'no ' if spark else ''}markov_rank: it belongs to method={'dflash' if spark else 'dspark'!r}"
         )
     strange = sorted(own.keys() - {"mask_token_id", "target_layer_ids", "block_size"})
     if strange:

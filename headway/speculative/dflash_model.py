@@ -23,6 +23,7 @@ from headway.models.layers.attention import Attention
 from headway.models.layers.embedding import Embedding
 from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import Site
 from headway.models.rope import rotation
 from headway.speculative.dflash_config import DFlashConfig
 from headway.speculative.draft_vocabulary import DraftVocabulary, Rows
@@ -63,7 +64,6 @@ class MarkovHead(nn.Module):
         return self.out.forward(x)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.before.destinations(f"{prefix}markov_w1.") | self.out.destinations(prefix)
         return found if self.gate is None else found | self.gate.destinations(prefix)
 
@@ -107,9 +107,8 @@ class DFlashModel(nn.Module):
         self.norm = decoder.norm.make(hidden, dtype=dtype, device=device)
         attention = decoder.blocks[0].attention
         table = rotation(attention.rope, attention.turning, max_len, device)
-        self.layers = nn.ModuleList(
-            block.make(decoder.norm, hidden, table, 0, dtype=dtype, device=device) for block in decoder.blocks
-        )
+        site = Site(decoder.norm, hidden, table, 0, dtype, device)
+        self.layers = nn.ModuleList(block.make(site) for block in decoder.blocks)
         self._blocks = [layer for layer in self.layers if isinstance(layer, Block)]
         own = "lm_head.weight" in names or config.draft_vocab != vocab
         self.vocabulary = DraftVocabulary(

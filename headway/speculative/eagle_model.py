@@ -76,7 +76,6 @@ class EagleLayer(nn.Module):
         return residual.add_(self.mlp.down.forward(self.mlp.act(self.mlp.gate_up.forward(y))))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         attention = f"{prefix}self_attn."
         found = self.qkv.destinations(attention) | self.out.destinations(attention)
         found |= self.mlp.destinations(f"{prefix}mlp.")

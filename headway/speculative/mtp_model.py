@@ -22,6 +22,7 @@ from headway.models.decoder import DecoderConfig, DecoderModel, finalize_parts
 from headway.models.interface import ModelSpec, WeightMap
 from headway.models.layers.forms import FormTable, Rules, rules_for
 from headway.models.layers.linear import Linear
+from headway.models.layers.mixer import Site
 from headway.models.layers.mla import MLASpec
 from headway.models.mtp import MTPSpec
 from headway.models.rope import rotation
@@ -69,7 +70,7 @@ class MTPModel(nn.Module):
         self.norm = config.norm.make(hidden, **made)
         self._prefix, _, name = spec.projection.rpartition(".")
         self.project = Linear(2 * hidden, {name: hidden}, bias=False, **made)
-        self.block = block.make(config.norm, hidden, table, 0, **made)
+        self.block = block.make(Site(config.norm, hidden, table, 0, dtype, target.device))
         self._forms = FormTable([], None, Rules())  # until ``finalize``
         self.spec = ModelSpec(
             architecture=f"{config.architecture}'s layer for multi-token prediction",

@@ -194,7 +194,7 @@ def test_tasks_that_the_model_does_not_serve_say_what_it_does() -> None:
         assert llm.encode("w1")[0].outputs.data.shape == (8,)
         with pytest.raises(InvalidRequestError, match="pooling_task must be one of embed, got 'sparse'"):
             llm.encode("w1", pooling_task="sparse")
-        with pytest.raises(InvalidRequestError, match="use_activation is of classifiers"):
+        with pytest.raises(InvalidRequestError, match="use_activation applies to classifiers"):
             llm.embed("w1", pooling_params=PoolingParams(use_activation=True))
         with pytest.raises(InvalidRequestError, match="must be PoolingParams"):
             llm.embed("w1", pooling_params={"dimensions": 3})  # type: ignore[call-overload]
@@ -212,7 +212,7 @@ def test_classify_gives_numbers_of_labels() -> None:
     with LLM("labels") as llm:
         [output] = llm.classify("w1")
         assert output.outputs.num_classes == 3 and output.outputs.probs == output.outputs.data.tolist()
-        with pytest.raises(InvalidRequestError, match="dimensions is of embeddings"):
+        with pytest.raises(InvalidRequestError, match="dimensions applies to embeddings"):
             llm.classify("w1", pooling_params=PoolingParams(dimensions=2))
         for wanted in (None, True, False):
             llm.classify("w1", pooling_params=PoolingParams(use_activation=wanted))

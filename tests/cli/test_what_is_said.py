@@ -186,8 +186,8 @@ def test_what_a_machine_with_a_card_has(monkeypatch: pytest.MonkeyPatch) -> None
     [
         (("a.wav", "--format", "ass"), "--format must be one of text, srt, vtt, json"),
         (("a.wav", "--word-timestamps"), "--word-timestamps are written with --format json, not text"),
-        (("a.wav", "b.wav", "--format", "srt"), "--format srt is of one recording; 2 were given"),
-        (("a.wav", "b.wav", "--format", "vtt"), "--format vtt is of one recording"),
+        (("a.wav", "b.wav", "--format", "srt"), "--format srt takes one recording; 2 were given"),
+        (("a.wav", "b.wav", "--format", "vtt"), "--format vtt takes one recording"),
     ],
 )
 def test_what_transcribing_refuses(arguments: tuple[str, ...], text: str) -> None:

@@ -300,10 +300,16 @@ def test_states_are_stored_as_arguments_and_drafts_want() -> None:
 @pytest.mark.parametrize(
     ("given", "cache", "drafts", "says", "here"),
     [  # here: an earlier stage may do it all the same, since others may have what it has not
-        ({"mamba_ssm_cache_dtype": "float32"}, KEYS, 0, "is of recurrent states, and Tiny has none", False),
+        ({"mamba_ssm_cache_dtype": "float32"}, KEYS, 0, "applies to recurrent states, and Tiny has none", False),
         ({"kv_cache_dtype": "fp8"}, NOTHING, 0, "Tiny caches no keys and values", True),
-        ({"replayssm_buffer_len": 4}, KEYS, 0, "replayssm_buffer_len=4 is of recurrent states", True),
-        ({"replayssm_buffer_len": 4}, layout_of(PLAIN_STATE), 0, "replayssm_buffer_len=4 is of recurrent states", True),
+        ({"replayssm_buffer_len": 4}, KEYS, 0, "replayssm_buffer_len=4 applies to recurrent states", True),
+        (
+            {"replayssm_buffer_len": 4},
+            layout_of(PLAIN_STATE),
+            0,
+            "replayssm_buffer_len=4 applies to recurrent states",
+            True,
+        ),
         ({"replayssm_buffer_len": 0}, STATES, 2, "drafts need the ring of inputs", False),
         ({}, layout_of(OTHER_STATE), 2, "cannot be run again from their inputs", False),
         ({"replayssm_buffer_len": 4}, layout_of(STATE, OTHER_STATE), 0, "cannot be run again from their inputs", False),

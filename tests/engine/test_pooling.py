@@ -19,7 +19,6 @@ from headway.core.task import Task
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
 from headway.engine.extras import Pooling
-from headway.pooling.pooler import LastToken
 from headway.state.batch import StepBatch
 from headway.state.slots import SlotArena, Table
 from tests.engine.forced_drafts import forced
@@ -27,6 +26,22 @@ from tests.engine.harness import request
 from tests.engine.naive import NaiveLlama
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
 from tests.sim.harness import arguments, folder_of_model, simulated
+
+
+class LastToken:
+    """The last token's hidden state, of length 1."""
+
+    wants_all = False
+    token_width = 0
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def tokens(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        raise NotImplementedError
+
+    def __call__(self, hidden: torch.Tensor, batch: StepBatch) -> torch.Tensor:
+        return F.normalize(hidden.float(), dim=-1)
 
 
 class Mean:

@@ -56,7 +56,7 @@ def test_when_blocks_are_kept(file: Path, options: dict[str, Any], said: str, ca
 
 @pytest.mark.parametrize("options", [{"dtype": "float16"}, {"device": "sim:0"}], ids=str)
 def test_gguf_insists(file: Path, options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"quantization='gguf' cannot be: .*; use quantization='auto'"):
+    with pytest.raises(ConfigError, match=r"quantization='gguf' is not possible: .*; use quantization='auto'"):
         build(file, quantization="gguf", **options)
 
 

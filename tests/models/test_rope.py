@@ -11,6 +11,7 @@ import torch
 from headway.core.errors import UnsupportedModelError
 from headway.kernels.rope_kv_write.reference import rotate
 from headway.models.layers.attention import Attention, AttentionSpec
+from headway.models.layers.mixer import Site
 from headway.models.layers.norm import NormSpec
 from headway.models.rope import ROPE_KINDS, RopeConfig, cos_sin_table, read_rope
 
@@ -205,7 +206,7 @@ def test_a_part_of_a_head_turns_as_a_whole_one_in_another_order(
     rope = RopeConfig(theta=1e4, rotary_dim=rotary_dim, original_len=64, interleaved=interleaved)
     spec = AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=head_dim, rope=rope)
     table = cos_sin_table(rope, 9, CPU, columns=spec.turning)
-    made = Attention(spec, NormSpec(eps=1e-6), 1, table, 0, dtype=torch.float32, device=CPU)
+    made = Attention(spec, Site(NormSpec(eps=1e-6), 1, table, 0, torch.float32, CPU))
     order = made.destinations("")["q_proj.weight"].order
     assert (order is None) == (head_dim == rotary_dim and not interleaved)
     x, half = torch.randn(9, 2, head_dim), rotary_dim // 2

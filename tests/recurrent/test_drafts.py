@@ -232,7 +232,7 @@ def test_what_is_refused() -> None:
     with pytest.raises(ConfigError, match="drafts need the ring of inputs that replayssm_buffer_len=0 turns off"):
         cpu_engine("mamba2", replayssm_buffer_len=0, **drafting("ngram"))
     with pytest.raises(
-        ConfigError, match="replayssm_buffer_len=4 is of recurrent states, and Lfm2ForCausalLM has none"
+        ConfigError, match="replayssm_buffer_len=4 applies to recurrent states, and Lfm2ForCausalLM has none"
     ):
         cpu_engine("lfm2", replayssm_buffer_len=4)
     with pytest.raises(ConfigError, match=r'no layer of the model keeps every token.*use method="ngram"'):

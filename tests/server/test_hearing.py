@@ -71,10 +71,10 @@ def test_words_have_times(client: TestClient, previous: bool, monkeypatch: pytes
     assert "words" not in segment and segment["segments"] == both["segments"]
 
 
-async def one_by_one(llm: Any, transcriber: Any, samples: Any, spans: Any, *others: Any) -> Any:
+async def one_by_one(recording: online.Recording) -> Any:
     """Windows that are not given each other's text, in order."""
-    for number, span in enumerate(spans):
-        async for found in online._window(llm, transcriber, samples, span, others[0], others[1], (), others[2]):
+    for number in range(len(recording.spans)):
+        async for found in online._window(recording, number, ()):
             yield number, *found
 
 

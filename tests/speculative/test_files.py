@@ -200,7 +200,7 @@ def test_what_a_drafters_file_says_of_itself() -> None:
         ("dflash", {"dflash_config": [1]}, "dflash_config must be an object"),
         ("dflash_speculators", {"transformer_layer_config": "x"}, "transformer_layer_config must be an object"),
         ("dflash", {"vocab_size": VOCAB - 1}, f"vocab_size={VOCAB - 1} is not the model's {VOCAB}"),
-        ("dflash", {"markov_rank": 4}, "it is of method='dspark'"),
+        ("dflash", {"markov_rank": 4}, "it belongs to method='dspark'"),
         ("dflash_speculators", {"target_hidden_size": 64}, f"hidden states of 64, the model has {HIDDEN}"),
         ("dspark", {"markov_rank": -1}, "markov_rank"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -44,6 +44,25 @@ class Piece:
     words: list[Word] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """What all windows of a recording have in common.
+
+    Attributes:
+        samples: float32 [n] at 16 kHz.
+        spans: first sample and end of each window.
+        no_speech: probability that the first window has no speech; None: nobody asked.
+    """
+
+    llm: AsyncLLM
+    transcriber: Transcriber
+    samples: Floats
+    spans: list[tuple[int, int]]
+    options: TranscriptionOptions
+    language: str
+    no_speech: float | None
+
+
 async def transcribe(
     llm: AsyncLLM, transcriber: Transcriber, samples: Floats, options: TranscriptionOptions, *, final: bool = False
 ) -> AsyncGenerator[Piece, None]:
@@ -63,10 +82,8 @@ async def transcribe(
     if transcriber.detects and not language:
         ids, params = transcriber.detection()
         language, no_speech = transcriber.detected(await _answer(llm, ids, params, first))
-    if options.condition_on_previous_text:
-        windows = _one_by_one(llm, transcriber, samples, spans, options, language, no_speech)
-    else:
-        windows = _side_by_side(llm, transcriber, samples, spans, options, language, no_speech)
+    recording = Recording(llm, transcriber, samples, spans, options, language, no_speech)
+    windows = _one_by_one(recording) if options.condition_on_previous_text else _side_by_side(recording)
     number, sent = 0, ""
     async with contextlib.aclosing(windows) as outputs:
         async for window, output, asked, words in outputs:
@@ -90,52 +107,32 @@ Asked = tuple[RequestOutput, TranscriptionOptions, list[Word]]
 Windows = AsyncGenerator[tuple[int, RequestOutput, TranscriptionOptions, list[Word]], None]
 
 
-async def _one_by_one(
-    llm: AsyncLLM,
-    transcriber: Transcriber,
-    samples: Floats,
-    spans: list[tuple[int, int]],
-    options: TranscriptionOptions,
-    language: str,
-    no_speech: float | None,
-) -> Windows:
+async def _one_by_one(recording: Recording) -> Windows:
     """Each is given the text of those before it."""
     words: list[int] = []
-    for window, span in enumerate(spans):
-        source = _window(llm, transcriber, samples, span, options, language, words, None if window else no_speech)
-        async with contextlib.aclosing(source) as outputs:
+    for window in range(len(recording.spans)):
+        async with contextlib.aclosing(_window(recording, window, words)) as outputs:
             async for output, asked, timed in outputs:
                 yield window, output, asked, timed
                 if output.finished:
-                    words = words + transcriber.words(output.outputs[0].token_ids)
+                    words = words + recording.transcriber.words(output.outputs[0].token_ids)
 
 
-async def _side_by_side(
-    llm: AsyncLLM,
-    transcriber: Transcriber,
-    samples: Floats,
-    spans: list[tuple[int, int]],
-    options: TranscriptionOptions,
-    language: str,
-    no_speech: float | None,
-) -> Windows:
+async def _side_by_side(recording: Recording) -> Windows:
     """Several run; their outputs come window by window."""
-    queues: list[asyncio.Queue[Asked | BaseException]] = [asyncio.Queue() for _ in spans]
+    queues: list[asyncio.Queue[Asked | BaseException]] = [asyncio.Queue() for _ in recording.spans]
     room = asyncio.Semaphore(AT_ONCE)
 
     async def follow(window: int) -> None:
         async with room:
-            source = _window(
-                llm, transcriber, samples, spans[window], options, language, (), None if window else no_speech
-            )
             try:
-                async with contextlib.aclosing(source) as outputs:
+                async with contextlib.aclosing(_window(recording, window, ())) as outputs:
                     async for output in outputs:
                         queues[window].put_nowait(output)
             except Exception as error:
                 queues[window].put_nowait(error)
 
-    tasks = [asyncio.create_task(follow(window)) for window in range(len(spans))]
+    tasks = [asyncio.create_task(follow(window)) for window in range(len(queues))]
     try:
         for window, queue in enumerate(queues):
             while True:
@@ -151,24 +148,19 @@ async def _side_by_side(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _window(
-    llm: AsyncLLM,
-    transcriber: Transcriber,
-    samples: Floats,
-    span: tuple[int, int],
-    options: TranscriptionOptions,
-    language: str,
-    before: Any,
-    no_speech: float | None = None,
-) -> AsyncGenerator[Asked, None]:
+async def _window(recording: Recording, window: int, before: Sequence[int]) -> AsyncGenerator[Asked, None]:
     """Outputs of a window, how it was asked, and with the last one its words, where they are wanted; those that went wrong are
-    not given."""
-    item = await asyncio.to_thread(audio_item, samples[slice(*span)], transcriber.hearing)
-    ids, rules = transcriber.prompt(options, language, before), transcriber.rules(options)
+    not given. ``before``: words of the windows before it."""
+    transcriber, options, span = recording.transcriber, recording.options, recording.spans[window]
+    item = await asyncio.to_thread(audio_item, recording.samples[slice(*span)], transcriber.hearing)
+    ids, rules = transcriber.prompt(options, recording.language, before), transcriber.rules(options)
+    no_speech = None if window else recording.no_speech
     asking: TranscriptionOptions | None = options
     while asking is not None:
         asked, asking = asking, None
-        source = llm.generate({"prompt_token_ids": ids}, transcriber.params(asked), media=[item], speech=rules)
+        source = recording.llm.generate(
+            {"prompt_token_ids": ids}, transcriber.params(asked), media=[item], speech=rules
+        )
         async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", source)) as outputs:
             async for output in outputs:
                 _check(output)
@@ -176,29 +168,19 @@ async def _window(
                     asking = transcriber.hotter(output.outputs[0], asked, no_speech)
                 if asking is None and (output.finished or not asked.temperature_fallback):
                     wanted = output.finished and asked.word_timestamps
-                    yield (
-                        output,
-                        asked,
-                        await _words(llm, transcriber, output, asked, span, language, item) if wanted else [],
-                    )
+                    yield output, asked, await _words(recording, output, asked, span, item) if wanted else []
 
 
 async def _words(
-    llm: AsyncLLM,
-    transcriber: Transcriber,
-    output: RequestOutput,
-    options: TranscriptionOptions,
-    span: tuple[int, int],
-    language: str,
-    item: EncoderItem,
+    recording: Recording, output: RequestOutput, options: TranscriptionOptions, span: tuple[int, int], item: EncoderItem
 ) -> list[Word]:
     """Of a window that has ended."""
-    tokens = output.outputs[0].token_ids
+    transcriber, language, tokens = recording.transcriber, recording.language, output.outputs[0].token_ids
     question = transcriber.alignment(tokens, options, language, span[1] - span[0])
     if question is None:
         return []
     ids, params, align = question
-    source = llm.generate({"prompt_token_ids": ids}, params, media=[item], align=align, only_final=True)
+    source = recording.llm.generate({"prompt_token_ids": ids}, params, media=[item], align=align, only_final=True)
     async with contextlib.aclosing(cast("AsyncGenerator[RequestOutput, None]", source)) as outputs:
         async for placed in outputs:
             _check(placed)

@@ -86,7 +86,7 @@ class Transcriber:
             if language not in known:
                 listed = ", ".join(sorted(known))
                 raise InvalidRequestError(
-                    f"language {options.language!r:.40} is none of the model's: {listed}", "language"
+                    f"language {options.language!r:.40} is not one of the model's: {listed}", "language"
                 )
         if options.task not in ("transcribe", "translate"):
             raise InvalidRequestError(f"task must be transcribe or translate, not {options.task!r:.40}", "task")

@@ -93,7 +93,7 @@ def read_clip(data: object) -> Clip:
         data, more = data
         for name in more:
             if name != "fps":
-                raise InvalidRequestError(f"a video's {name!r:.40} is not honoured; 'fps' is", FIELD)
+                raise InvalidRequestError(f"a video's {name!r:.40} is not supported; only 'fps' is", FIELD)
         fps = more.get("fps")
         if isinstance(fps, bool) or not isinstance(fps, int | float) or not 1e-3 <= fps <= 1e3:
             raise InvalidRequestError(f"a video's fps must be a number from 0.001 to 1000, got {fps!r:.40}", FIELD)

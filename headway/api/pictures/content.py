@@ -158,4 +158,4 @@ def _plain(part: Any) -> str:
 
 def _check(text: str) -> None:
     if PLACE in text:
-        raise InvalidRequestError("a message beside images may not hold U+FDD2, which is no character", "messages")
+        raise InvalidRequestError("a message beside images may not hold U+FDD2, which is not a character", "messages")

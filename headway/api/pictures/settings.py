@@ -148,7 +148,7 @@ def _sampled(family: Family, folder: Path | None, info: VisionInfo) -> ClipSetti
     given = _given(folder, VIDEO_FILES, "video_processor")
     values = {**family.defaults, "max_soft_tokens": 70, "num_frames": 32, **given}
     if "fps" in given:
-        raise ConfigError(f"the video processor's fps = {given['fps']!r:.40} is not honoured; num_frames is")
+        raise ConfigError(f"the video processor's fps = {given['fps']!r:.40} is not supported; set num_frames instead")
     most = values["num_frames"] if values.get("do_sample_frames", True) else 0
     if isinstance(most, bool) or not isinstance(most, int) or most < 0:
         raise ConfigError(f"the video processor's num_frames = {most!r:.40} must be a number of frames")

@@ -116,12 +116,14 @@ class PoolingDoor:
         if task in LABEL_TASKS:
             for name in ("dimensions", "normalize"):
                 if getattr(params, name) is not None:
-                    raise InvalidRequestError(f"{name} is of embeddings; the task {task.value!r} gives scores", name)
+                    raise InvalidRequestError(
+                        f"{name} applies to embeddings; the task {task.value!r} gives scores", name
+                    )
             activates = pooling.activation != "none" or (pooling.token_weights and task is Task.TOKEN_CLASSIFY)
             return None, False, params.use_activation is False and activates
         if params.use_activation is not None:
             raise InvalidRequestError(
-                "use_activation is of classifiers; for embeddings there is normalize", "use_activation"
+                "use_activation applies to classifiers; for embeddings use normalize", "use_activation"
             )
         width = pooling.width_by_token(task) if task in TOKEN_TASKS else pooling.width
         if dimensions is not None and dimensions > width:

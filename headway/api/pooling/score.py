@@ -144,7 +144,7 @@ def pair_job(door: PoolingDoor, prompts: object, text_pair: object, params: Pool
 
 def _of_pairs(wanted: Wanted, params: PoolingParams) -> Wanted:
     if params.prompt_name is not None:
-        raise InvalidRequestError("prompt_name is of embedding models; this model scores pairs", "prompt_name")
+        raise InvalidRequestError("prompt_name applies to embedding models; this model scores pairs", "prompt_name")
     return replace(wanted, prompt="", pool_start=0)
 
 

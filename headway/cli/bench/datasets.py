@@ -113,7 +113,7 @@ def _sharegpt(args: ServeArgs, rng: random.Random) -> list[Item]:
         found = json.loads(args.dataset_path.read_text(encoding="utf-8"))
         pairs = [[turn["value"] for turn in each["conversations"][:2]] for each in found]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"--dataset-path {args.dataset_path} is no list of conversations: {error!r}") from None
+        raise ConfigError(f"--dataset-path {args.dataset_path} is not a list of conversations: {error!r}") from None
     pairs = [pair for pair in pairs if len(pair) == 2 and all(isinstance(text, str) for text in pair)]
     rng.shuffle(pairs)
     tokenizer, items = load_tokenizer(args.tokenizer), list[Item]()

@@ -152,7 +152,7 @@ class ServeArgs:
     def _spread_lengths(self) -> None:
         if self.input_len is not None:
             if self.dataset_name != "random":
-                raise ConfigError("--input-len is of --dataset-name random; other prompts have lengths of their own")
+                raise ConfigError("--input-len needs --dataset-name random; other prompts have lengths of their own")
             self.random_input_len = self.input_len
         if self.output_len is not None:
             self.random_output_len = self.prefix_repetition_output_len = self.output_len

@@ -164,7 +164,7 @@ class PinnedTensor(torch.Tensor):
 
     def numpy(self, *args: Any, **kwargs: Any) -> npt.NDArray[Any]:
         """A view. Raises RaceError while a copy into the buffer is not known to be over."""
-        self.operations.host_access(self, is_write=False)
+        self.operations.host_access(self)
         return self.as_subclass(torch.Tensor).numpy()
 
     def tolist(self) -> Any:

@@ -42,16 +42,16 @@ class Transfers:
         """The page-locked buffer that a host tensor is a view of."""
         return self.buffers.get(tensor.untyped_storage().data_ptr())
 
-    def host_access(self, tensor: torch.Tensor, *, is_write: bool) -> None:
-        """The host looks at page-locked memory. Raises RaceError unless it has waited for the copies into it."""
+    def host_access(self, tensor: torch.Tensor) -> None:
+        """The host reads page-locked memory. Raises RaceError unless it has waited for the copies into it."""
         buffer = self.buffer_of(tensor)
         if buffer is not None:
             place = here()
             host = self.timeline.host
-            each = access(buffer.memory, tensor, is_write)
+            each = access(buffer.memory, tensor, False)
             self.timeline.check_host(each, place)
             host[HOST] += 1
-            buffer.memory.log.add(HOST, host[HOST], place, each.low, each.high, is_write)
+            buffer.memory.log.add(HOST, host[HOST], place, each.low, each.high, False)
 
     def transfer(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """Carry out ``copy_`` or ``_to_copy`` when it crosses between host and device; None when it does not."""

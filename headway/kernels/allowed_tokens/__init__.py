@@ -17,7 +17,6 @@ from headway.kernels.registry import Op
 allowed_tokens = Op(
     "allowed_tokens(Tensor(a!) logits, Tensor slots, Tensor allowed_on, Tensor allowed_bits) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.allowed_tokens.triton:allowed_tokens",
     cpu="headway.kernels.cpu.sampling_ops:allowed_tokens",
 )

@@ -8,7 +8,6 @@ import torch
 def allowed_tokens(
     logits: torch.Tensor, slots: torch.Tensor, allowed_on: torch.Tensor, allowed_bits: torch.Tensor
 ) -> None:
-    """See the package."""
     num_slots, vocab = allowed_on.shape[0], logits.shape[1]
     in_table = (slots >= 0) & (slots < num_slots)
     slot = torch.where(in_table, slots, 0).to(torch.int64)

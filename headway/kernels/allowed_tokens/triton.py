@@ -26,7 +26,6 @@ def allowed_tokens_kernel(
 def allowed_tokens(
     logits: torch.Tensor, slots: torch.Tensor, allowed_on: torch.Tensor, allowed_bits: torch.Tensor
 ) -> None:
-    """See the package."""
     num_rows, vocab = logits.shape
     num_slots = allowed_on.numel()
     width = allowed_bits.numel() // num_slots

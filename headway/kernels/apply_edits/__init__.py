@@ -19,7 +19,6 @@ from headway.kernels.registry import Op
 apply_edits = Op(
     "apply_edits(Tensor(a!) arena, Tensor packed, int max_edits) -> ()",
     reference=_reference,
-    meta=lambda arena, packed, max_edits: None,
     triton="headway.kernels.apply_edits.triton:apply_edits",
     cpu="headway.kernels.cpu.step_ops:apply_edits",
 )

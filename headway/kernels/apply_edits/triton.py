@@ -27,7 +27,6 @@ def apply_edits_kernel(arena, packed, arena_size, packed_size, MAX_EDIT: tl.cons
 
 
 def apply_edits(arena: torch.Tensor, packed: torch.Tensor, max_edits: int) -> None:
-    """See the package."""
     if max_edits:
         # Launched the usual way, so all before it has ended and it need not wait; what comes behind it may start early.
         early = launch_early(packed.device)["EARLY"]

@@ -23,7 +23,6 @@ bad_words = Op(
     "bad_words(Tensor(a!) logits, Tensor slots, Tensor history, Tensor num_tokens, Tensor prompt_len, "
     "Tensor bw_counts, Tensor bw_offsets, Tensor bw_tokens) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.bad_words.triton:bad_words",
     cpu="headway.kernels.cpu.sampling_ops:bad_words",
 )

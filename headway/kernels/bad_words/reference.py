@@ -17,7 +17,6 @@ def bad_words(
     bw_offsets: torch.Tensor,
     bw_tokens: torch.Tensor,
 ) -> None:
-    """See the package."""
     vocab, (num_slots, length), width = logits.shape[1], history.shape, bw_tokens.shape[1]
     in_table = (slots >= 0) & (slots < num_slots)
     slot = torch.where(in_table, slots, 0).to(torch.int64)

@@ -50,7 +50,6 @@ def bad_words(
     bw_offsets: torch.Tensor,
     bw_tokens: torch.Tensor,
 ) -> None:
-    """See the package."""
     num_slots, length = history.shape
     max_phrases = bw_offsets.shape[1] - 1
     bad_words_kernel[(logits.shape[0],)](

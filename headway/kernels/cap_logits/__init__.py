@@ -8,19 +8,11 @@ cap_logits(logits, factor, cap) -> ()
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.cap_logits import reference
 from headway.kernels.registry import Op
-
-
-def _cap_logits_meta(logits: torch.Tensor, factor: float, cap: float) -> None:
-    return None
-
 
 cap_logits = Op(
     "cap_logits(Tensor(a!) logits, float factor, float cap) -> ()",
     reference=reference.cap_logits,
-    meta=_cap_logits_meta,
     triton="headway.kernels.cap_logits.triton:cap_logits",
 )

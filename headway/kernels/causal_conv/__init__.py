@@ -22,21 +22,14 @@ overwritten before it is read.
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.causal_conv.reference import causal_conv as _reference
-from headway.kernels.registry import Op
-
-
-def _meta(x: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
+from headway.kernels.registry import Op, like_first
 
 causal_conv = Op(
     "causal_conv(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) ring, Tensor query_start, Tensor row_slots, "
     "Tensor seq_lens, Tensor packed, int max_chunks, int max_query_len, int short, bool silu) -> Tensor",
     reference=_reference,
-    meta=_meta,
+    meta=like_first,
     triton="headway.kernels.causal_conv.triton:causal_conv",
     cpu="headway.kernels.causal_conv.cpu:causal_conv",
 )

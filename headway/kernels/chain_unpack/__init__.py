@@ -27,6 +27,5 @@ chain_unpack = Op(
     "Tensor num_computed, Tensor alive, Tensor block_table, Tensor(b!) input_ids, Tensor(c!) positions, "
     "Tensor(d!) kv_slots, Tensor(e!) seq_lens, int block_size, int link, int first) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.chain_unpack.triton:chain_unpack",
 )

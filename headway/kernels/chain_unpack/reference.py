@@ -24,7 +24,6 @@ def chain_unpack(
     link: int,
     first: int,
 ) -> None:
-    """See the package."""
     (num_slots, number), columns = drafts.shape, block_table.shape[1]
     real = (row_slots >= 0) & (row_slots < num_slots)
     slot = torch.where(real, row_slots, 0).to(torch.int64)

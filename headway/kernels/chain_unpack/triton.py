@@ -52,7 +52,6 @@ def chain_unpack(
     link: int,
     first: int,
 ) -> None:
-    """See the package."""
     (num_slots, number), rows = drafts.shape, row_slots.numel()
     if not rows:
         return

@@ -25,42 +25,35 @@ from headway.kernels.registry import Op
 all_reduce_ = Op(
     "all_reduce_(Tensor(a!) x, int group) -> ()",
     reference=reference.all_reduce_,
-    meta=lambda x, group: None,
 )
 
 
 all_gather_ = Op(
     "all_gather_(Tensor x, Tensor(a!) out, int group) -> ()",
     reference=reference.all_gather_,
-    meta=lambda x, out, group: None,
 )
 
 all_to_all_ = Op(
     "all_to_all_(Tensor x, Tensor(a!) out, int group) -> ()",
     reference=reference.all_to_all_,
-    meta=lambda x, out, group: None,
 )
 
 send_to = Op(
     "send_to(Tensor x, int group, int peer) -> ()",
     reference=reference.send_to,
-    meta=lambda x, group, peer: None,
 )
 
 receive_ = Op(
     "receive_(Tensor(a!) x, int group, int peer) -> ()",
     reference=reference.receive_,
-    meta=lambda x, group, peer: None,
 )
 
 post_ = Op(
     "post_(Tensor(a!) x, int group, int peer) -> ()",
     reference=reference.post_,
-    meta=lambda x, group, peer: None,
 )
 
 finish_ = Op(
     "finish_(Tensor(a!) x, int group) -> ()",
     reference=reference.finish_,
-    meta=lambda x, group: None,
 )

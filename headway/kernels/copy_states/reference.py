@@ -6,7 +6,6 @@ import torch
 
 
 def copy_states(storage: torch.Tensor, packed: torch.Tensor, header_at: int, max_copies: int) -> None:
-    """See the package."""
     slots = len(storage)
     nth = torch.arange(max_copies, device=packed.device)
     at = (packed[header_at] + 2 * nth).clamp(0, len(packed) - 2)

@@ -19,7 +19,6 @@ count_tokens = Op(
     "count_tokens(Tensor(a!) counts, Tensor slots, Tensor history, Tensor prompt_len, Tensor num_tokens, "
     "int max_tokens_bound) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.count_tokens.triton:count_tokens",
     cpu="headway.kernels.cpu.step_ops:count_tokens",
 )

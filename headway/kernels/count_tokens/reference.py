@@ -15,7 +15,6 @@ def count_tokens(
     num_tokens: torch.Tensor,
     max_tokens_bound: int,
 ) -> None:
-    """See the package."""
     if slots.shape[0] == 0:
         return
     num_slots, vocab = counts.shape

@@ -97,7 +97,6 @@ def count_tokens(
     num_tokens: torch.Tensor,
     max_tokens_bound: int,
 ) -> None:
-    """See the package."""
     num_slots, vocab = counts.shape
     if slots.numel() == 0:
         return

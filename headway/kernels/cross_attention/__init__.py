@@ -18,21 +18,14 @@ The keys and values were written by an encoder job of an earlier step, or of thi
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.cross_attention import reference
-from headway.kernels.registry import Op
-
-
-def _meta(q: torch.Tensor, *others: object) -> torch.Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-
+from headway.kernels.registry import Op, like_first
 
 cross_attention = Op(
     "cross_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor slots, Tensor starts, Tensor lens, "
     "Tensor(a!) arrivals, float scale, int max_len_bound) -> Tensor",
     reference=reference.cross_attention,
-    meta=_meta,
+    meta=like_first,
     triton="headway.kernels.cross_attention.triton:cross_attention",
     cpu="headway.kernels.cross_attention.host:cross_attention",
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headway.kernels.cpu.ops import available, paged_attention
@@ -9,17 +11,7 @@ from headway.kernels.cpu.ops import available, paged_attention
 __all__ = ["available", "cross_attention"]
 
 
-def cross_attention(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    slots: torch.Tensor,
-    starts: torch.Tensor,
-    lens: torch.Tensor,
-    arrivals: torch.Tensor,
-    scale: float,
-    max_len_bound: int,
-) -> torch.Tensor:
-    tables = (block_tables, slots, starts, lens, arrivals)
-    return paged_attention(q, k_cache, v_cache, *tables, scale, 0, 0.0, q.shape[0], 1, max_len_bound)
+def cross_attention(q: torch.Tensor, *others: Any) -> torch.Tensor:
+    *tables, max_len_bound = others
+    given = (*tables, 0, 0.0, q.shape[0], 1, max_len_bound)  # no window, no cap
+    return paged_attention(q, *given)

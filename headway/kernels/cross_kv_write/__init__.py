@@ -15,6 +15,5 @@ from headway.kernels.registry import Op
 cross_kv_write = Op(
     "cross_kv_write(Tensor kv, Tensor places, Tensor(a!) k_cache, Tensor(b!) v_cache) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.cross_kv_write.triton:cross_kv_write",
 )

@@ -39,7 +39,6 @@ def cross_kv_write_kernel(
 
 
 def cross_kv_write(kv: torch.Tensor, places: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor) -> None:
-    """See the package."""
     assert kv.stride(1) == 1 and k_cache.stride() == v_cache.stride() and k_cache.stride(3) == 1
     num_blocks, block_size, kv_heads, size = k_cache.shape
     width = kv_heads * size

@@ -13,7 +13,6 @@ def cross_rows(
     slots: torch.Tensor,
     lens: torch.Tensor,
 ) -> None:
-    """See the package."""
     num_rows, num_slots = row_slots.shape[0], encoder_lens.shape[0]
     token = torch.arange(slots.shape[0], dtype=torch.int32, device=slots.device)
     row = torch.searchsorted(query_start[1:].contiguous(), token, right=True)

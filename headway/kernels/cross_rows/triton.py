@@ -52,7 +52,6 @@ def cross_rows(
     slots: torch.Tensor,
     lens: torch.Tensor,
 ) -> None:
-    """See the package."""
     num_tokens, num_rows = slots.shape[0], row_slots.shape[0]
     cross_rows_kernel[(cdiv(num_tokens, BLOCK),)](
         query_start, row_slots, seq_lens, encoder_lens, slots, lens, num_tokens, num_rows, encoder_lens.shape[0],

@@ -36,20 +36,7 @@ def _decode_attention_meta(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     num_heads: int,
-    block_tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    arrivals: torch.Tensor,
-    scale: float,
-    window: int,
-    soft_cap: float,
-    max_seq_len_bound: int,
-    chunk: int = 0,
-    sinks: torch.Tensor | None = None,
-    slopes: torch.Tensor | None = None,
-    width: int = 1,
-    shares: bool = False,
+    *_: object,
 ) -> torch.Tensor:
     return torch.empty((qkv.shape[0], num_heads, k_cache.shape[3]), dtype=qkv.dtype, device=qkv.device)
 

@@ -10,29 +10,12 @@ dense_rope(qkv, positions, cos_sin, q_norm, k_norm, eps, num_heads, num_kv_heads
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.dense_rope import reference
 from headway.kernels.registry import Op
-
-
-def _meta(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    num_heads: int,
-    num_kv_heads: int,
-) -> None:
-    pass
-
 
 dense_rope = Op(
     "dense_rope(Tensor(a!) qkv, Tensor positions, Tensor cos_sin, Tensor? q_norm, Tensor? k_norm, float eps, int num_heads, "
     "int num_kv_heads) -> ()",
     reference=reference.dense_rope,
-    meta=_meta,
     triton="headway.kernels.dense_rope.triton:dense_rope",
 )

@@ -20,16 +20,7 @@ from headway.kernels.disentangled_attention import reference
 from headway.kernels.registry import Op
 
 
-def _meta(
-    qkv: torch.Tensor,
-    query_start: torch.Tensor,
-    pos_keys: torch.Tensor | None,
-    pos_queries: torch.Tensor | None,
-    places: torch.Tensor,
-    num_heads: int,
-    scale: float,
-    max_query_len: int,
-) -> torch.Tensor:
+def _meta(qkv: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty((qkv.shape[0], qkv.shape[1] // 3), dtype=qkv.dtype, device=qkv.device)
 
 

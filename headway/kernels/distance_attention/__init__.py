@@ -16,20 +16,13 @@ distance_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, se
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.distance_attention import reference
-from headway.kernels.registry import Op
-
-
-def _meta(q: torch.Tensor, *others: object) -> torch.Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-
+from headway.kernels.registry import Op, like_first
 
 distance_attention = Op(
     "distance_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor row_slots, Tensor query_start, "
     "Tensor seq_lens, Tensor bias, float scale, int max_seq_len_bound) -> Tensor",
     reference=reference.distance_attention,
-    meta=_meta,
+    meta=like_first,
     triton="headway.kernels.distance_attention.triton:distance_attention",
 )

@@ -27,10 +27,8 @@ Nothing here depends on how many tokens go where: grids are sized by T, K and E 
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.expert_mlp import reference
-from headway.kernels.registry import Op
+from headway.kernels.registry import Op, like_first
 
 ACTS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_swiglu")
 """What ``act`` may be."""
@@ -42,13 +40,12 @@ _GIVEN = (
 expert_mlp = Op(
     f"expert_mlp({_GIVEN}) -> Tensor",
     reference=reference.expert_mlp,
-    meta=lambda x, *_: torch.empty_like(x),
+    meta=like_first,
     triton="headway.kernels.expert_mlp.triton:expert_mlp",
     cpu="headway.kernels.expert_mlp.cpu:expert_mlp",
 )
 add_experts = Op(
     f"add_experts({_GIVEN}, Tensor(a!) residual) -> ()",
     reference=reference.add_experts,
-    meta=lambda *_: None,
     triton="headway.kernels.expert_mlp.triton:add_experts",
 )

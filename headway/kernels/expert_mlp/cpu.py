@@ -26,7 +26,6 @@ def expert_mlp(
     alpha: float,
     weigh_inputs: bool,
 ) -> torch.Tensor:
-    """See the package."""
     num_experts, top_k = gate_up.shape[0], ids.shape[1]
     flat = ids.flatten()
     order = flat.sort(stable=True).indices

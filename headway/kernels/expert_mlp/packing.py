@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import torch
 
-GROUP = 64
-"""Weights that share sixteen words."""
 MOST_SCALE = 160
 """The largest whose product with a factor of 16 bits is one, too: kernels keep 2^32 of it for the sums."""
 

@@ -29,7 +29,6 @@ def expert_mlp(
     alpha: float,
     weigh_inputs: bool,
 ) -> torch.Tensor:
-    """See the package."""
     found = torch.zeros(*ids.shape, x.shape[1], dtype=torch.float32, device=x.device)  # [T, K, C]
     for expert in range(gate_up.shape[0]):
         first = matrix(gate_up, gate_up_scales, expert, x.dtype)
@@ -49,7 +48,6 @@ def expert_mlp(
 
 
 def add_experts(*given: Any) -> None:
-    """See the package."""
     *experts, residual = given
     residual += expert_mlp(*experts)
 

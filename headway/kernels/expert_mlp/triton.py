@@ -14,64 +14,45 @@ from headway.kernels.expert_mlp.triton_grouped import combine_kernel, grouped_ke
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.triton_early import launch_early
 
-
-def expert_mlp(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    gate_up_bias: torch.Tensor | None,
-    gate_up_scales: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    down_scales: torch.Tensor | None,
-    act: str,
-    gated: bool,
-    limit: float,
-    alpha: float,
-    weigh_inputs: bool,
-) -> torch.Tensor:
-    y = torch.empty_like(x)
-    ins, outs = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
-    _run(x, ids, weights, ins, outs, y, act, gated, (limit, alpha), weigh_inputs, add=False)
-    return y
-
-
-def add_experts(
-    x: torch.Tensor,
-    ids: torch.Tensor,
-    weights: torch.Tensor,
-    gate_up: torch.Tensor,
-    gate_up_bias: torch.Tensor | None,
-    gate_up_scales: torch.Tensor | None,
-    down: torch.Tensor,
-    down_bias: torch.Tensor | None,
-    down_scales: torch.Tensor | None,
-    act: str,
-    gated: bool,
-    limit: float,
-    alpha: float,
-    weigh_inputs: bool,
-    residual: torch.Tensor,
-) -> None:
-    ins, outs = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias)
-    if is_few(len(x), ids.shape[1], len(gate_up)) and residual.is_contiguous():
-        _run(x, ids, weights, ins, outs, residual, act, gated, (limit, alpha), weigh_inputs, add=True)
-        return
-    y = torch.empty_like(x)
-    _run(x, ids, weights, ins, outs, y, act, gated, (limit, alpha), weigh_inputs, add=False)
-    residual += y
-
-
 Matrix = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
 """Weights, scales, biases of all experts."""
 
 
+def expert_mlp(x: torch.Tensor, *others: Any) -> torch.Tensor:
+    y = torch.empty_like(x)
+    _run(y, False, x, *others)
+    return y
+
+
+def add_experts(*given: Any) -> None:
+    *experts, residual = given
+    x, ids, _, gate_up = experts[:4]
+    if is_few(len(x), ids.shape[1], len(gate_up)) and residual.is_contiguous():
+        _run(residual, True, *experts)
+    else:
+        residual += expert_mlp(*experts)
+
+
 def _run(
-    x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, ins: Matrix, outs: Matrix, y: torch.Tensor, act: str,
-    gated: bool, numbers: tuple[float, float], weigh_inputs: bool, *, add: bool,
-) -> None:  # fmt: skip
-    """``numbers``: limit and alpha; ``add``: y holds what is added to, which few tokens alone can."""
+    y: torch.Tensor,
+    add: bool,
+    x: torch.Tensor,
+    ids: torch.Tensor,
+    weights: torch.Tensor,
+    gate_up: torch.Tensor,
+    gate_up_bias: torch.Tensor | None,
+    gate_up_scales: torch.Tensor | None,
+    down: torch.Tensor,
+    down_bias: torch.Tensor | None,
+    down_scales: torch.Tensor | None,
+    act: str,
+    gated: bool,
+    limit: float,
+    alpha: float,
+    weigh_inputs: bool,
+) -> None:
+    """``add``: y holds what is added to, which few tokens alone can."""
+    ins, outs, numbers = (gate_up, gate_up_scales, gate_up_bias), (down, down_scales, down_bias), (limit, alpha)
     (tokens, hidden), (experts, outputs, _) = x.shape, ins[0].shape
     if not tokens:
         return

@@ -13,19 +13,12 @@ All in f32, the norm rounded to x's dtype before the weight as ``rms_norm`` does
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.gated_rms_norm.reference import gated_rms_norm as _reference
-from headway.kernels.registry import Op
-
-
-def _meta(x: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
+from headway.kernels.registry import Op, like_first
 
 gated_rms_norm = Op(
     "gated_rms_norm(Tensor x, Tensor gate, Tensor weight, float eps, int group, bool gate_first, bool sigmoid) -> Tensor",
     reference=_reference,
-    meta=_meta,
+    meta=like_first,
     triton="headway.kernels.gated_rms_norm.triton:gated_rms_norm",
 )

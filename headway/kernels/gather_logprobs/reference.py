@@ -14,7 +14,6 @@ def gather_logprobs(
     id_table: torch.Tensor,
     max_entries: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the package."""
     (rows, vocab), num_slots, inf = logits.shape, num_logprobs.shape[0], float("inf")
     x = torch.nan_to_num(logits.to(torch.float32), nan=-inf, posinf=inf, neginf=-inf)
     in_table = (slots >= 0) & (slots < num_slots)

@@ -190,7 +190,6 @@ def gather_logprobs(
     id_table: torch.Tensor,
     max_entries: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See the package."""
     (rows, vocab), device, num_slots = logits.shape, logits.device, num_logprobs.numel()
     ids = torch.empty(rows, 1 + max_entries, dtype=torch.int32, device=device)
     logprobs = torch.empty(rows, 1 + max_entries, dtype=torch.float32, device=device)

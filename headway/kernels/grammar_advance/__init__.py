@@ -29,7 +29,6 @@ grammar_advance = Op(
     "Tensor(f!) grammar_state, Tensor grammar_table, Tensor vocabulary, Tensor(g!) results, Tensor? drafts=None, "
     "Tensor(h!)? next_slots=None, int offset=0) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.grammar_advance.triton:grammar_advance",
     cpu="headway.kernels.cpu.grammar_ops:grammar_advance",
 )

@@ -34,7 +34,6 @@ def grammar_advance(
     next_slots: torch.Tensor | None = None,
     offset: int = 0,
 ) -> None:
-    """See the package."""
     tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
     slot_advance(packed, row_slots, token_ids, *tables, results, drafts, next_slots, offset)
     num_slots, vocab = grammar_on.shape[0], vocabulary.shape[1]

@@ -31,7 +31,6 @@ def grammar_advance(
     next_slots: torch.Tensor | None = None,
     offset: int = 0,
 ) -> None:
-    """See the package."""
     tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
     grammars = (grammar_on, grammar_info, grammar_state, grammar_table, vocabulary)
     launch(packed, row_slots, token_ids, tables, grammars, results, (drafts, next_slots, offset))

@@ -50,7 +50,6 @@ grammar_mask = Op(
     "Tensor grammar_table, Tensor vocabulary, Tensor stop_counts, Tensor stop_ids, Tensor grammar_serial, "
     "Tensor(b!) grammar_kept) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.grammar_mask.triton:grammar_mask",
     cpu="headway.kernels.cpu.grammar_ops:grammar_mask",
 )

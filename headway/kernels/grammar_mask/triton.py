@@ -125,7 +125,6 @@ def grammar_mask(
     grammar_serial: torch.Tensor,
     grammar_kept: torch.Tensor,
 ) -> None:
-    """See the package."""
     num_rows, vocab = logits.shape
     num_slots = grammar_on.numel()
     assert vocabulary.shape[1] == vocab, "the vocabulary is not the logits'"

@@ -12,21 +12,11 @@ out[t, h] = x[t, h] w[h], summed in f32 and rounded once; zeros for tokens that 
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.head_linear import reference
 from headway.kernels.registry import Op
-
-
-def _head_linear_meta(
-    x: torch.Tensor, w: torch.Tensor, out: torch.Tensor, query_start: torch.Tensor, most_queries: int
-) -> None:
-    return None
-
 
 head_linear = Op(
     "head_linear(Tensor x, Tensor w, Tensor(a!) out, Tensor query_start, int most_queries) -> ()",
     reference=reference.head_linear,
-    meta=_head_linear_meta,
     triton="headway.kernels.head_linear.triton:head_linear",
 )

@@ -30,7 +30,7 @@ ROWS_AT_ONCE = 1024
 
 
 def _linear_packed_meta(
-    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, gelu: bool = False
+    x: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None, outputs: int, *_: object
 ) -> torch.Tensor:
     return torch.empty((*x.shape[:-1], outputs), dtype=x.dtype, device=x.device)
 

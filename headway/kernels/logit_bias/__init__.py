@@ -15,7 +15,6 @@ from headway.kernels.registry import Op
 logit_bias = Op(
     "logit_bias(Tensor(a!) logits, Tensor slots, Tensor bias_counts, Tensor bias_ids, Tensor bias_values) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.logit_bias.triton:logit_bias",
     cpu="headway.kernels.cpu.sampling_ops:logit_bias",
 )

@@ -12,7 +12,6 @@ def logit_bias(
     bias_ids: torch.Tensor,
     bias_values: torch.Tensor,
 ) -> None:
-    """See the package."""
     num_slots, vocab = bias_counts.shape[0], logits.shape[1]
     row_on = (slots >= 0) & (slots < num_slots)
     slot = torch.where(row_on, slots, 0).to(torch.int64)

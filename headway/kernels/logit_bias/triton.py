@@ -31,7 +31,6 @@ def logit_bias(
     bias_ids: torch.Tensor,
     bias_values: torch.Tensor,
 ) -> None:
-    """See the package."""
     num_slots = bias_counts.numel()
     width = bias_ids.numel() // num_slots
     logit_bias_kernel[(logits.shape[0],)](

@@ -21,14 +21,7 @@ from headway.kernels.media_places import reference
 from headway.kernels.registry import Op
 
 
-def _meta(
-    positions: torch.Tensor,
-    query_start: torch.Tensor,
-    row_slots: torch.Tensor,
-    table: torch.Tensor,
-    rows: torch.Tensor,
-    sees: bool,
-) -> torch.Tensor:
+def _meta(positions: torch.Tensor, *_: object) -> torch.Tensor:
     return positions.new_empty((5, positions.shape[0]))
 
 

@@ -32,29 +32,23 @@ from headway.kernels.mid_linear.tiles import tile_for
 from headway.kernels.registry import Op
 
 
-def _mid_linear_meta(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float
-) -> torch.Tensor:
+def _mid_linear_meta(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
 
 
-def _mid_gate_up_meta(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, squares: torch.Tensor | None, eps: float,
-    act: str = "silu",
-) -> torch.Tensor:  # fmt: skip
+def _mid_gate_up_meta(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty((x.shape[0], weight.shape[0] // 2), dtype=x.dtype, device=x.device)
 
 
 def _mid_add_meta(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, norm: torch.Tensor,
-    factor: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, *_: object
+) -> tuple[torch.Tensor, torch.Tensor]:
     programs = tile_for("mid_add", x.shape[0], *weight.shape).programs(weight.shape[0])
     squares = torch.empty((programs, x.shape[0]), dtype=torch.float32, device=x.device)
     return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device), squares
 
 
-def _linear_parts_meta(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _linear_parts_meta(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
     splits = tile_for("linear_parts", x.shape[0], *weight.shape).splits
     return torch.empty((splits, x.shape[0], weight.shape[0]), dtype=torch.float32, device=x.device)
 

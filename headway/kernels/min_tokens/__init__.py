@@ -20,7 +20,6 @@ min_tokens = Op(
     "min_tokens(Tensor(a!) logits, Tensor slots, Tensor num_tokens, Tensor min_total, Tensor stop_counts, "
     "Tensor stop_ids) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.min_tokens.triton:min_tokens",
     cpu="headway.kernels.cpu.sampling_ops:min_tokens",
 )

@@ -15,7 +15,6 @@ def min_tokens(
     stop_counts: torch.Tensor,
     stop_ids: torch.Tensor,
 ) -> None:
-    """See the package."""
     num_slots, vocab = num_tokens.shape[0], logits.shape[1]
     in_table = (slots >= 0) & (slots < num_slots)
     slot = torch.where(in_table, slots, 0).to(torch.int64)

@@ -40,7 +40,6 @@ def min_tokens(
     stop_counts: torch.Tensor,
     stop_ids: torch.Tensor,
 ) -> None:
-    """See the package."""
     num_slots = num_tokens.numel()
     width = stop_ids.numel() // num_slots
     min_tokens_kernel[(logits.shape[0],)](

@@ -30,20 +30,7 @@ from headway.kernels.mla_decode import reference
 from headway.kernels.registry import Op
 
 
-def _mla_decode_meta(
-    q_latent: torch.Tensor,
-    q: torch.Tensor,
-    latents: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    selected: torch.Tensor | None,
-    scale: float,
-    most_queries: int,
-    max_query_len: int,
-    max_seq_len_bound: int,
-) -> torch.Tensor:
+def _mla_decode_meta(q_latent: torch.Tensor, q: torch.Tensor, *_: object) -> torch.Tensor:
     tokens, heads, rank = q_latent.shape
     return torch.empty((heads, tokens, rank), dtype=q.dtype, device=q.device)
 

@@ -25,50 +25,23 @@ index_topk(scores, positions, selected) -> ()
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headway.kernels.mla_index import reference
 from headway.kernels.registry import Op
 
 
-def _index_write_meta(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    kv_slots: torch.Tensor,
-    keys: torch.Tensor,
-) -> None:
-    return None
-
-
-def _index_scores_meta(
-    q: torch.Tensor,
-    weights: torch.Tensor,
-    keys: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    first: int,
-    scale: float,
-    max_seq_len_bound: int,
-) -> torch.Tensor:
+def _index_scores_meta(q: torch.Tensor, *others: Any) -> torch.Tensor:
+    *_, max_seq_len_bound = others
     return torch.empty((q.shape[0], max_seq_len_bound), dtype=torch.float32, device=q.device)
-
-
-def _index_topk_meta(scores: torch.Tensor, positions: torch.Tensor, selected: torch.Tensor) -> None:
-    return None
 
 
 index_write = Op(
     "index_write(Tensor(a!) q, Tensor k, Tensor positions, Tensor cos_sin, Tensor weight, Tensor bias, float eps, "
     "Tensor kv_slots, Tensor(b!) keys) -> ()",
     reference=reference.index_write,
-    meta=_index_write_meta,
     triton="headway.kernels.mla_index.triton:index_write",
 )
 index_scores = Op(
@@ -81,6 +54,5 @@ index_scores = Op(
 index_topk = Op(
     "index_topk(Tensor scores, Tensor positions, Tensor(a!) selected) -> ()",
     reference=reference.index_topk,
-    meta=_index_topk_meta,
     triton="headway.kernels.mla_index.triton_topk:index_topk",
 )

@@ -27,40 +27,17 @@ are the seq_len - n before them.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headway.kernels.mla_prefill import reference
 from headway.kernels.registry import Op
 
 
-def _mla_gather_meta(
-    latents: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    first: int,
-    size: int,
-    most_queries: int,
-    dtype: torch.dtype,
-) -> torch.Tensor:
+def _mla_gather_meta(latents: torch.Tensor, *others: Any) -> torch.Tensor:
+    *_, size, _, dtype = others
     return torch.empty((size, latents.shape[2]), dtype=dtype, device=latents.device)
-
-
-def _mla_prefill_meta(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    key: torch.Tensor,
-    out: torch.Tensor,
-    sums: torch.Tensor | None,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    scale: float,
-    first: int,
-    most_queries: int,
-    prefix_bound: int,
-) -> None:
-    return None
 
 
 mla_gather = Op(
@@ -74,6 +51,5 @@ mla_prefill = Op(
     "mla_prefill(Tensor q, Tensor kv, Tensor key, Tensor(a!) out, Tensor(b!)? sums, Tensor query_start, Tensor seq_lens, "
     "float scale, int first, int most_queries, int prefix_bound) -> ()",
     reference=reference.mla_prefill,
-    meta=_mla_prefill_meta,
     triton="headway.kernels.mla_prefill.triton:mla_prefill",
 )

@@ -23,16 +23,7 @@ from headway.kernels.mla_write import reference
 from headway.kernels.registry import Op
 
 
-def _mla_write_meta(
-    q: torch.Tensor,
-    kv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    norm: torch.Tensor,
-    eps: float,
-    kv_slots: torch.Tensor,
-    latents: torch.Tensor,
-) -> torch.Tensor:
+def _mla_write_meta(q: torch.Tensor, kv: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty(kv.shape, dtype=kv.dtype, device=kv.device)
 
 

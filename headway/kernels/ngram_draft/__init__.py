@@ -21,7 +21,6 @@ from headway.kernels.registry import Op
 ngram_draft = Op(
     "ngram_draft(Tensor(a!) drafts, Tensor row_slots, Tensor history, Tensor num_tokens, int min_n, int max_n) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.ngram_draft.triton:ngram_draft",
     cpu="headway.kernels.cpu.draft_ops:ngram_draft",
 )

@@ -15,7 +15,6 @@ def ngram_draft(
     min_n: int,
     max_n: int,
 ) -> None:
-    """See the package."""
     (num_slots, length), number = history.shape, drafts.shape[1]
     slot = torch.where((row_slots >= 0) & (row_slots < num_slots), row_slots, 0).to(torch.int64)
     known = num_tokens.index_select(0, slot).clamp(max=length)  # [R]

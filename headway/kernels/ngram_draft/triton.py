@@ -70,7 +70,6 @@ def ngram_draft(
     min_n: int,
     max_n: int,
 ) -> None:
-    """See the package."""
     (num_slots, length), rows = history.shape, row_slots.numel()
     number = drafts.shape[1]
     if not rows:

@@ -40,36 +40,8 @@ Query j of a row with n queries sits at position seq_len - n + j and sees the po
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.paged_attention import reference
-from headway.kernels.registry import Op
-
-
-def _paged_attention_meta(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    arrivals: torch.Tensor,
-    scale: float,
-    window: int,
-    soft_cap: float,
-    num_decode_rows: int,
-    max_query_len: int,
-    max_seq_len_bound: int,
-    decode_rows: torch.Tensor | None = None,
-    chunk: int = 0,
-    sinks: torch.Tensor | None = None,
-    slopes: torch.Tensor | None = None,
-    reads_this_step: bool = False,
-    width: int = 1,
-) -> torch.Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-
+from headway.kernels.registry import Op, like_first
 
 paged_attention = Op(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor row_slots, "
@@ -77,7 +49,7 @@ paged_attention = Op(
     "int max_query_len, int max_seq_len_bound, Tensor? decode_rows=None, int chunk=0, Tensor? sinks=None, "
     "Tensor? slopes=None, bool reads_this_step=False, int width=1) -> Tensor",
     reference=reference.paged_attention,
-    meta=_paged_attention_meta,
+    meta=like_first,
     triton="headway.kernels.paged_attention.launch:paged_attention",
     cpu="headway.kernels.cpu.ops:paged_attention",
 )

@@ -27,12 +27,10 @@ __all__ = ["peer_gather_", "peer_scatter_sum_"]
 peer_gather_ = Op(
     "peer_gather_(Tensor x, Tensor(a!) out, Tensor(b!) parity, Tensor buffers, int rank, int size, int start) -> ()",
     reference=reference.peer_gather_,
-    meta=lambda *args: None,
     triton="headway.kernels.peer_exchange.triton:peer_gather_",
 )
 peer_scatter_sum_ = Op(
     "peer_scatter_sum_(Tensor x, Tensor(a!) out, Tensor(b!) parity, Tensor buffers, int rank, int size, int start) -> ()",
     reference=reference.peer_scatter_sum_,
-    meta=lambda *args: None,
     triton="headway.kernels.peer_exchange.triton:peer_scatter_sum_",
 )

@@ -10,7 +10,6 @@ from headway.kernels.peer_reduce.reference import CHUNK, PeerCall
 def peer_gather_(
     x: torch.Tensor, out: torch.Tensor, parity: torch.Tensor, buffers: torch.Tensor, rank: int, size: int, start: int
 ) -> None:
-    """See the package."""
     call = PeerCall(x, CHUNK, parity, buffers, rank, size, start)
     units = _units(x.view(-1))
     found = call.exchanged([[own] * size for own in units])
@@ -22,7 +21,6 @@ def peer_gather_(
 def peer_scatter_sum_(
     x: torch.Tensor, out: torch.Tensor, parity: torch.Tensor, buffers: torch.Tensor, rank: int, size: int, start: int
 ) -> None:
-    """See the package."""
     call = PeerCall(out, CHUNK, parity, buffers, rank, size, start)
     of_ranks = [_units(each.view(-1)) for each in x]
     found = call.exchanged([list(unit) for unit in zip(*of_ranks, strict=True)])

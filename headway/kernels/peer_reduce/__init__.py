@@ -41,13 +41,11 @@ __all__ = ["CHUNK", "FILL", "part", "peer_reduce_", "peer_reduce_norm_", "region
 peer_reduce_ = Op(
     "peer_reduce_(Tensor(a!) x, Tensor(b!) parity, Tensor buffers, int rank, int size, int start, bool two_shot) -> ()",
     reference=reference.peer_reduce_,
-    meta=lambda *args: None,
     triton="headway.kernels.peer_reduce.triton:peer_reduce_",
 )
 peer_reduce_norm_ = Op(
     "peer_reduce_norm_(Tensor x, Tensor(a!) residual, Tensor weight, Tensor(b!) out, Tensor(c!) parity, Tensor buffers, "
     "int rank, int size, int start, bool two_shot, float eps, float factor) -> ()",
     reference=reference.peer_reduce_norm_,
-    meta=lambda *args: None,
     triton="headway.kernels.peer_reduce.triton:peer_reduce_norm_",
 )

@@ -39,7 +39,6 @@ def region_bytes(units: int, elements: int, itemsize: int, size: int) -> int:
 def peer_reduce_(
     x: torch.Tensor, parity: torch.Tensor, buffers: torch.Tensor, rank: int, size: int, start: int, two_shot: bool
 ) -> None:
-    """See the package."""
     flat = x.view(-1)
     call = PeerCall(x, CHUNK, parity, buffers, rank, size, start)
     units = [flat[at : at + CHUNK] for at in range(0, len(flat), CHUNK)]
@@ -51,7 +50,6 @@ def peer_reduce_norm_(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, parity: torch.Tensor,
     buffers: torch.Tensor, rank: int, size: int, start: int, two_shot: bool, eps: float, factor: float,
 ) -> None:  # fmt: skip
-    """See the package."""
     call = PeerCall(x, x.shape[1], parity, buffers, rank, size, start)
     if len(x):
         total = torch.stack(call.sums(list(x), two_shot))

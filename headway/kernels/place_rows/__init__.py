@@ -10,19 +10,11 @@ place_rows(x, features, rows, first, add)
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.place_rows import reference
 from headway.kernels.registry import Op
-
-
-def _meta(x: torch.Tensor, features: torch.Tensor, rows: torch.Tensor, first: int, add: bool) -> None:
-    pass
-
 
 place_rows = Op(
     "place_rows(Tensor(a!) x, Tensor features, Tensor rows, int first, bool add) -> ()",
     reference=reference.place_rows,
-    meta=_meta,
     triton="headway.kernels.place_rows.triton:place_rows",
 )

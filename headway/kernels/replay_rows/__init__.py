@@ -26,6 +26,5 @@ replay_rows = Op(
     "replay_rows(Tensor(a!) storage, Tensor packed, Tensor query_start, Tensor row_slots, Tensor seq_lens, "
     "Tensor(b!) stored_at, Tensor(c!) store_at, int places, int width) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.replay_rows.triton:replay_rows",
 )

@@ -18,7 +18,6 @@ def replay_rows(
     places: int,
     width: int,
 ) -> None:
-    """See the package."""
     rows = rows_of(query_start, row_slots, seq_lens, len(storage))
     row = torch.arange(len(row_slots), device=packed.device)
     record = packed[4].long() + 4 * row

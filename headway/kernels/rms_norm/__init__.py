@@ -21,37 +21,25 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.registry import Op
+from headway.kernels.registry import Op, like_first
 from headway.kernels.rms_norm import reference
 
 
-def _rms_norm_meta(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _add_rms_norm_meta(
-    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float = 1.0
-) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
-
-def _add_parts_rms_norm_meta(
-    parts: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, factor: float = 1.0
-) -> torch.Tensor:
+def _add_parts_rms_norm_meta(parts: torch.Tensor, residual: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty(residual.shape, dtype=residual.dtype, device=residual.device)
 
 
 rms_norm = Op(
     "rms_norm(Tensor x, Tensor weight, float eps) -> Tensor",
     reference=reference.rms_norm,
-    meta=_rms_norm_meta,
+    meta=like_first,
     triton="headway.kernels.rms_norm.triton:rms_norm",
     cpu="headway.kernels.cpu.ops:rms_norm",
 )
 add_rms_norm = Op(
     "add_rms_norm(Tensor x, Tensor(a!) residual, Tensor weight, float eps, float factor=1.0) -> Tensor",
     reference=reference.add_rms_norm,
-    meta=_add_rms_norm_meta,
+    meta=like_first,
     triton="headway.kernels.rms_norm.triton:add_rms_norm",
     cpu="headway.kernels.cpu.ops:add_rms_norm",
 )

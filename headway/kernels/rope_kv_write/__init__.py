@@ -18,24 +18,16 @@ angle of cos_sin[position, i]; elements from Drot on pass through. Products are 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from headway.kernels.registry import Op
 from headway.kernels.rope_kv_write import reference
 
 
-def _rope_kv_write_meta(
-    qkv: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    kv_slots: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    num_heads: int,
-) -> torch.Tensor:
+def _rope_kv_write_meta(qkv: torch.Tensor, *others: Any) -> torch.Tensor:
+    *_, k_cache, _, num_heads = others
     return torch.empty((qkv.shape[0], num_heads, k_cache.shape[3]), dtype=qkv.dtype, device=qkv.device)
 
 

@@ -26,7 +26,6 @@ def route_experts(
     margin: float,
     always: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See the package."""
     logits = F.linear(x.float(), router.float(), None if bias is None else bias.float())
     scores = logits.softmax(1) if scoring == "softmax" else logits.sigmoid()
     ranked = scores if groups > 1 else logits

@@ -36,7 +36,6 @@ def sample(
     presence: torch.Tensor,
     flags: int,
 ) -> torch.Tensor:
-    """See the package."""
     in_table = (slots >= 0) & (slots < temperature.shape[0])
     slot = torch.where(in_table, slots, 0).to(torch.int64)
     numbers = (temperature, top_k, top_p, min_p)
@@ -62,7 +61,6 @@ def filtered_logits(
     presence: torch.Tensor,
     flags: int,
 ) -> torch.Tensor:
-    """See the package."""
     inf = float("inf")
     in_table = (slots >= 0) & (slots < temperature.shape[0])
     slot = torch.where(in_table, slots, 0).to(torch.int64)

@@ -5,6 +5,8 @@ Five more (nine with TWICE) where the host says that a row may be wide; see ``tr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 
@@ -20,26 +22,9 @@ FINISH_REGISTERS = 128
 """Of the second kernel, most per thread: so that a processor holds two rows' programs. Fits without spilling."""
 
 
-def sample(
-    logits: torch.Tensor,
-    slots: torch.Tensor,
-    temperature: torch.Tensor,
-    top_k: torch.Tensor,
-    top_p: torch.Tensor,
-    min_p: torch.Tensor,
-    seeds: torch.Tensor,
-    num_tokens: torch.Tensor,
-    counts: torch.Tensor,
-    count_on: torch.Tensor,
-    repetition: torch.Tensor,
-    frequency: torch.Tensor,
-    presence: torch.Tensor,
-    flags: int,
-) -> torch.Tensor:
-    """See the package."""
-    tile = tile_for(logits.shape[0], logits.shape[1], is_filtered(flags))
-    penalties = (counts, count_on, repetition, frequency, presence)
-    return sample_with(tile, logits, slots, temperature, top_k, top_p, min_p, seeds, num_tokens, *penalties, flags)
+def sample(logits: torch.Tensor, *others: Any) -> torch.Tensor:
+    *_, flags = others
+    return sample_with(tile_for(logits.shape[0], logits.shape[1], is_filtered(flags)), logits, *others)
 
 
 def is_filtered(flags: int) -> bool:

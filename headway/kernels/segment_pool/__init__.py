@@ -20,9 +20,7 @@ from headway.kernels.segment_pool import reference
 SUM, MAXIMUM, WEIGHTED_SUM = range(3)
 
 
-def _meta(
-    hidden: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, skip: torch.Tensor, kind: int
-) -> torch.Tensor:
+def _meta(hidden: torch.Tensor, query_start: torch.Tensor, seq_lens: torch.Tensor, *_: object) -> torch.Tensor:
     return torch.empty((seq_lens.shape[0], hidden.shape[1]), dtype=torch.float32, device=hidden.device)
 
 

@@ -19,22 +19,15 @@ silu(z). All in f32; ``state`` is read in its own dtype, and written where it is
 
 from __future__ import annotations
 
-import torch
-
-from headway.kernels.registry import Op
+from headway.kernels.registry import Op, like_first
 from headway.kernels.selective_scan.reference import selective_scan as _reference
-
-
-def _meta(x: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
 
 selective_scan = Op(
     "selective_scan(Tensor x, Tensor dt, Tensor dt_bias, Tensor a, Tensor b, Tensor c, Tensor d, Tensor? z, "
     "Tensor(a!) state, Tensor query_start, Tensor row_slots, Tensor seq_lens, Tensor packed, int max_chunks, "
     "int max_query_len, int short, Tensor(b!)? inputs=None, Tensor? stored_at=None, Tensor? store_at=None) -> Tensor",
     reference=_reference,
-    meta=_meta,
+    meta=like_first,
     triton="headway.kernels.selective_scan.triton:selective_scan",
     cpu="headway.kernels.selective_scan.cpu:selective_scan",
 )

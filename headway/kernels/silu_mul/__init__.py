@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import torch
 
-from headway.kernels.registry import Op
+from headway.kernels.registry import Op, like_first
 from headway.kernels.silu_mul import reference
 
 
@@ -57,13 +57,13 @@ gate_mul = Op(
 sigmoid_mul = Op(
     "sigmoid_mul(Tensor x, Tensor gate) -> Tensor",
     reference=reference.sigmoid_mul,
-    meta=lambda x, gate: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+    meta=like_first,
     triton="headway.kernels.silu_mul.triton:sigmoid_mul",
 )
 
 gelu = Op(
     "gelu(Tensor x) -> Tensor",
     reference=reference.gelu,
-    meta=lambda x: torch.empty(x.shape, dtype=x.dtype, device=x.device),
+    meta=like_first,
     triton="headway.kernels.silu_mul.triton:gelu",
 )

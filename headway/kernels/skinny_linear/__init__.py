@@ -29,26 +29,20 @@ def _empty(x: torch.Tensor, outputs: int) -> torch.Tensor:
     return torch.empty((x.shape[0], outputs), dtype=x.dtype, device=x.device)
 
 
-def _skinny_linear_meta(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+def _skinny_linear_meta(x: torch.Tensor, weight: torch.Tensor, *_: object) -> torch.Tensor:
     return _empty(x, weight.shape[0])
 
 
 def _norm_linear_meta(
-    x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, bias: torch.Tensor | None
+    x: torch.Tensor, norm: torch.Tensor, eps: float, weight: torch.Tensor, *_: object
 ) -> torch.Tensor:
     return _empty(x, weight.shape[0])
 
 
 def _norm_gate_up_meta(
-    x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, bias: torch.Tensor | None, act: str = "silu"
-) -> torch.Tensor:  # fmt: skip
+    x: torch.Tensor, norm: torch.Tensor | None, eps: float, weight: torch.Tensor, *_: object
+) -> torch.Tensor:
     return _empty(x, weight.shape[0] // 2)
-
-
-def _linear_add_meta(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, residual: torch.Tensor, factor: float = 1.0
-) -> None:
-    return None
 
 
 skinny_linear = Op(
@@ -72,6 +66,5 @@ norm_gate_up = Op(
 linear_add = Op(
     "linear_add(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) residual, float factor=1.0) -> ()",
     reference=reference.linear_add,
-    meta=_linear_add_meta,
     triton="headway.kernels.skinny_linear.triton:linear_add",
 )

@@ -45,7 +45,6 @@ slot_advance = Op(
     "Tensor max_total, Tensor stop_counts, Tensor stop_ids, Tensor(f!) results, Tensor? drafts=None, "
     "Tensor(g!)? next_slots=None, int offset=0) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.slot_advance.triton:slot_advance",
     cpu="headway.kernels.cpu.step_ops:slot_advance",
 )

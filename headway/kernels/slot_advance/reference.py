@@ -29,7 +29,6 @@ def slot_advance(
     next_slots: torch.Tensor | None = None,
     offset: int = 0,
 ) -> None:
-    """See the package."""
     num_slots, length = history.shape
     vocab = counts.shape[1]
     row = torch.arange(row_slots.shape[0], device=packed.device)

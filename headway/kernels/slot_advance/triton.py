@@ -136,7 +136,6 @@ def slot_advance(
     next_slots: torch.Tensor | None = None,
     offset: int = 0,
 ) -> None:
-    """See the package."""
     tables = (history, num_tokens, num_computed, alive, counts, count_on, min_total, max_total, stop_counts, stop_ids)
     launch(packed, row_slots, token_ids, tables, (None,) * 5, results, (drafts, next_slots, offset))
 

@@ -10,35 +10,14 @@ span_attention(q, k_cache, v_cache, block_tables, row_slots, query_start, seq_le
 
 from __future__ import annotations
 
-import torch
-
-from headway.kernels.registry import Op
+from headway.kernels.registry import Op, like_first
 from headway.kernels.span_attention import reference
-
-
-def _meta(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    block_tables: torch.Tensor,
-    row_slots: torch.Tensor,
-    query_start: torch.Tensor,
-    seq_lens: torch.Tensor,
-    ends: torch.Tensor,
-    scale: float,
-    window: int,
-    soft_cap: float,
-    max_query_len: int,
-    max_seq_len_bound: int,
-) -> torch.Tensor:
-    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
-
 
 span_attention = Op(
     "span_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor row_slots, Tensor query_start, "
     "Tensor seq_lens, Tensor ends, float scale, int window, float soft_cap, int max_query_len, int max_seq_len_bound) "
     "-> Tensor",
     reference=reference.span_attention,
-    meta=_meta,
+    meta=like_first,
     triton="headway.kernels.span_attention.triton:span_attention",
 )

@@ -29,6 +29,5 @@ speech_rules = Op(
     "speech_rules(Tensor(a!) logits, Tensor slots, Tensor history, Tensor num_tokens, Tensor prompt_len, Tensor numbers, "
     "Tensor ids) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.speech_rules.triton:speech_rules",
 )

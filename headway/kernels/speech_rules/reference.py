@@ -18,7 +18,6 @@ def speech_rules(
     numbers: torch.Tensor,
     ids: torch.Tensor,
 ) -> None:
-    """See the package."""
     vocab, num_slots = logits.shape[1], numbers.shape[0]
     known = (slots >= 0) & (slots < num_slots)
     slot = torch.where(known, slots, 0).long()

@@ -85,7 +85,6 @@ def speech_rules(
     numbers: torch.Tensor,
     ids: torch.Tensor,
 ) -> None:
-    """See the package."""
     speech_rules_kernel[(logits.shape[0],)](
         logits, slots, history, num_tokens, prompt_len, numbers, ids, logits.stride(0), logits.shape[1],
         numbers.shape[0], history.shape[1], ids.shape[1], IDS=triton.next_power_of_2(ids.shape[1]), BLOCK=BLOCK,

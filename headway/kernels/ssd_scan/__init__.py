@@ -22,15 +22,8 @@ with a decay a head (lightning attention, Qin et al. 2024) is the case without d
 
 from __future__ import annotations
 
-import torch
-
-from headway.kernels.registry import Op
+from headway.kernels.registry import Op, like_first
 from headway.kernels.ssd_scan.reference import ssd_scan as _reference
-
-
-def _meta(x: torch.Tensor, *_: object) -> torch.Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
-
 
 ssd_scan = Op(
     "ssd_scan(Tensor x, Tensor? dt, Tensor? dt_bias, Tensor a, Tensor b, Tensor c, Tensor? d, float dt_min, "
@@ -38,7 +31,7 @@ ssd_scan = Op(
     "int max_chunks, int max_query_len, int short, Tensor(b!)? inputs=None, Tensor? stored_at=None, "
     "Tensor? store_at=None) -> Tensor",
     reference=_reference,
-    meta=_meta,
+    meta=like_first,
     triton="headway.kernels.ssd_scan.triton:ssd_scan",
     cpu="headway.kernels.ssd_scan.cpu:ssd_scan",
 )

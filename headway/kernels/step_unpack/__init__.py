@@ -43,7 +43,6 @@ step_unpack = Op(
     "Tensor(f!) row_slots, Tensor(g!) logit_indices, int block_size, int max_query_len, "
     "Tensor? num_tokens=None, Tensor? drafts=None) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.step_unpack.triton:step_unpack",
     cpu="headway.kernels.cpu.step_ops:step_unpack",
 )

@@ -160,7 +160,6 @@ def step_unpack(
     num_tokens: torch.Tensor | None = None,
     drafts: torch.Tensor | None = None,
 ) -> None:
-    """See the package."""
     num_slots, length = history.shape
     max_rows, max_tokens = seq_lens.numel(), input_ids.numel()
     groups, kv_stride = (1, 0) if kv_slots.dim() == 1 else (kv_slots.shape[0], kv_slots.stride(0))

@@ -8,19 +8,11 @@ store_rows(table, places, rows)
 
 from __future__ import annotations
 
-import torch
-
 from headway.kernels.registry import Op
 from headway.kernels.store_rows import reference
-
-
-def _meta(table: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> None:
-    pass
-
 
 store_rows = Op(
     "store_rows(Tensor(a!) table, Tensor places, Tensor rows) -> ()",
     reference=reference.store_rows,
-    meta=_meta,
     triton="headway.kernels.store_rows.triton:store_rows",
 )

@@ -35,7 +35,6 @@ suffix_draft = Op(
     "suffix_draft(Tensor(a!) drafts, Tensor row_slots, Tensor scope, Tensor history, Tensor num_tokens, Tensor store, "
     "Tensor cursor, int max_match, float factor, float min_prob) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.suffix_draft.triton:suffix_draft",
     cpu="headway.kernels.cpu.draft_ops:suffix_draft",
 )

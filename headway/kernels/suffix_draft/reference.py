@@ -24,7 +24,6 @@ def suffix_draft(
     factor: float,
     min_prob: float,
 ) -> None:
-    """See the package."""
     (num_slots, length), number, size = history.shape, drafts.shape[1], store.shape[0]
     inside = (row_slots >= 0) & (row_slots < num_slots)
     slot = torch.where(inside, row_slots, 0).to(torch.int64)

@@ -119,7 +119,6 @@ def suffix_draft(
     factor: float,
     min_prob: float,
 ) -> None:
-    """See the package."""
     (num_slots, length), rows = history.shape, row_slots.numel()
     size = store.numel()
     if not rows:

@@ -23,7 +23,6 @@ suffix_keep = Op(
     "suffix_keep(Tensor(a!) store, Tensor(b!) cursor, Tensor row_slots, Tensor seq_lens, Tensor scope, Tensor alive, "
     "Tensor history, Tensor prompt_len, Tensor num_tokens) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.suffix_keep.triton:suffix_keep",
     cpu="headway.kernels.cpu.draft_ops:suffix_keep",
 )

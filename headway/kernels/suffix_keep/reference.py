@@ -19,7 +19,6 @@ def suffix_keep(
     prompt_len: torch.Tensor,
     num_tokens: torch.Tensor,
 ) -> None:
-    """See the package."""
     (num_slots, length), size, kept = history.shape, store.shape[0], cursor.shape[0] - 2
     inside = (row_slots >= 0) & (row_slots < num_slots)
     slot = torch.where(inside, row_slots, 0).to(torch.int64)

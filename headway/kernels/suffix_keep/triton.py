@@ -78,7 +78,6 @@ def suffix_keep(
     prompt_len: torch.Tensor,
     num_tokens: torch.Tensor,
 ) -> None:
-    """See the package."""
     (num_slots, length), rows = history.shape, row_slots.numel()
     size, padded = store.numel(), triton.next_power_of_2(max(rows, 1))
     if not rows:

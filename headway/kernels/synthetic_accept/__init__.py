@@ -22,6 +22,5 @@ synthetic_accept = Op(
     "synthetic_accept(Tensor(a!) token_ids, Tensor row_slots, Tensor drafts, Tensor num_tokens, Tensor seeds, int offset, "
     "int always, int part, int vocab) -> ()",
     reference=_reference,
-    meta=lambda *args: None,
     triton="headway.kernels.synthetic_accept.triton:synthetic_accept",
 )

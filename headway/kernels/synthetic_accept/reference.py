@@ -19,7 +19,6 @@ def synthetic_accept(
     part: int,
     vocab: int,
 ) -> None:
-    """See the package."""
     num_slots, number = drafts.shape
     if offset >= number:
         return

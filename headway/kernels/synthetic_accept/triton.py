@@ -36,7 +36,6 @@ def synthetic_accept(
     part: int,
     vocab: int,
 ) -> None:
-    """See the package."""
     num_slots, number = drafts.shape
     if offset >= number or not row_slots.numel():
         return

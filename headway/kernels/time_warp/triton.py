@@ -44,7 +44,6 @@ def time_warp_kernel(
 
 
 def time_warp(costs: torch.Tensor) -> torch.Tensor:
-    """See the package."""
     num_tokens, num_frames = costs.shape
     assert costs.stride(1) == 1 and costs.stride(0) * num_tokens < 2**31
     block = max(triton.next_power_of_2(num_tokens), 512)  # one kernel for all texts that models hear

@@ -39,7 +39,6 @@ wide_qkv = Op(
 wide_add = Op(
     "wide_add(Tensor x, Tensor weight, Tensor(a!) residual, float factor=1.0) -> ()",
     reference=reference.wide_add,
-    meta=lambda x, weight, residual, factor=1.0: None,
     triton="headway.kernels.wide_linear.hopper.launch:wide_add",
 )
 wide_gelu = Op(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 
@@ -22,18 +24,5 @@ def wide_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tanh: b
     return F.gelu(y, approximate="tanh" if tanh else "none").to(x.dtype)
 
 
-def wide_qkv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    kv_slots: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    num_heads: int,
-) -> torch.Tensor:
-    qkv = F.linear(x, weight)
-    return rope_kv_write(qkv, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads)
+def wide_qkv(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+    return rope_kv_write(F.linear(x, weight), *others)

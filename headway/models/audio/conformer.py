@@ -52,7 +52,6 @@ class FeedForward(nn.Module):
         norm_add(limited(y, limit), self.behind.weight, x, None, EPS, self.spec.residual_weight)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = _of(self.up).destinations(prefix) | _of(self.down).destinations(prefix)
         found |= self.before.destinations(f"{prefix}pre_layer_norm.")
         return found | self.behind.destinations(f"{prefix}post_layer_norm.")
@@ -91,7 +90,6 @@ class LocalAttention(nn.Module):
         norm_add(limited(self.out(mixed), limit), self.behind.weight, x, None, EPS)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         names = self.spec.names
         found = _of(self.qkv).destinations(prefix) | _of(self.out).destinations(prefix)
         found |= self.before.destinations(prefix + names.norms[0]) | self.behind.destinations(prefix + names.norms[1])
@@ -130,7 +128,6 @@ class LightConvolution(nn.Module):
         x += self.end(self.act(y))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = _of(self.start).destinations(prefix) | _of(self.end).destinations(prefix)
         found |= self.before.destinations(f"{prefix}lconv1d.pre_layer_norm.")
         found |= self.between.destinations(f"{prefix}lconv1d.conv_norm.")
@@ -157,7 +154,6 @@ class ConformerBlock(nn.Module):
         x.copy_(self.norm.forward(limited(x, self.spec.limit)))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         names = self.spec.names
         found = self.first.destinations(prefix + names.parts[0]) | self.second.destinations(prefix + names.parts[1])
         found |= self.attention.destinations(prefix) | self.convolution.destinations(prefix)

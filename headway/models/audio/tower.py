@@ -83,7 +83,6 @@ class Subsampling(nn.Module):
         return cumulative_norm(x, weight, self.spec.first_eps)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.out.destinations(prefix)
         for name, weight, norm in zip(self.spec.names.convolutions, self.weights, self.norms, strict=True):
             found |= {f"{prefix}{name}conv.weight": Target(weight), f"{prefix}{name}norm.weight": Target(norm)}

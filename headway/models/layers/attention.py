@@ -22,8 +22,8 @@ from headway.models.interface import Target
 from headway.models.layers.forms import In
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear, SummedLinear
-from headway.models.layers.mixer import parameter
-from headway.models.layers.norm import NormSpec, RMSNorm
+from headway.models.layers.mixer import Site, parameter
+from headway.models.layers.norm import RMSNorm
 from headway.models.rope import RopeConfig
 from headway.parallel.group import Group
 from headway.parallel.shard import HeadShard
@@ -90,6 +90,7 @@ class AttentionSpec:
     norm_names: tuple[str, str] = ("q_norm", "k_norm")
     temperature: tuple[float, float, float] | None = None
     shard: HeadShard | None = None
+    state = None
 
     def sharded(self, group: Group) -> AttentionSpec:
         """What this rank of ``group`` has of it.
@@ -118,52 +119,25 @@ class AttentionSpec:
         return keys_and_values(self.num_kv_heads, self.head_dim, self.window, self.shared_with, self.chunk)
 
     @property
-    def state(self) -> None:
-        """See ``MixerSpec``."""
-
-    @property
     def rotated(self) -> AttentionSpec:
         """See ``MixerSpec``."""
         return self
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Attention:
+    def make(self, site: Site) -> Attention:
         """See ``MixerSpec``."""
-        assert cos_sin is not None
-        return Attention(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return Attention(self, site)
 
 
 class Attention(nn.Module):
-    """One layer's attention, query, key and value projections in one matrix; queries alone where keys are shared.
-
-    Args:
-        cos_sin: float32 [L, Drot], of ``spec.rope``; shared by layers.
-        group: of the layer's cache.
-    """
+    """One layer's attention, query, key and value projections in one matrix; queries alone where keys are shared."""
 
     ones: torch.Tensor
     factors: torch.Tensor | None
 
-    def __init__(
-        self,
-        spec: AttentionSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: AttentionSpec, site: Site) -> None:
         super().__init__()
+        norm, hidden, cos_sin, group, dtype, device = site
+        assert cos_sin is not None
         self.spec, self.cos_sin, self.group, self.eps = spec, cos_sin, group, norm.eps
         size = spec.head_dim
         self._q_rows, self._kv_rows = spec.num_heads * size, spec.num_kv_heads * size
@@ -378,7 +352,6 @@ class Attention(nn.Module):
         return whole and plain and spec.num_heads % 2 == spec.num_kv_heads % 2 == 0
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.qkv.destinations(prefix, self._rows()) | self.out.destinations(prefix)
         for name in self.spec.unbiased:
             del found[f"{prefix}{name}.bias"]

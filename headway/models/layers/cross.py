@@ -13,7 +13,7 @@ from headway.models.interface import Target
 from headway.models.layers.forms import In
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear, SummedLinear
-from headway.models.layers.norm import NormSpec
+from headway.models.layers.mixer import Site
 from headway.parallel.group import Group
 from headway.parallel.shard import HeadShard
 from headway.state.batch import StepBatch
@@ -44,6 +44,7 @@ class CrossSpec:
     unbiased: tuple[str, ...] = ()
     names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "out_proj")
     shard: HeadShard | None = None
+    state = rotated = None
 
     def sharded(self, group: Group) -> CrossSpec:
         """What this rank of ``group`` has of it.
@@ -60,26 +61,9 @@ class CrossSpec:
         shape = (self.num_heads, self.head_dim)
         return CacheSpec(CacheKind.CROSS, (Part("k", shape), Part("v", shape)), tokens=self.encoder_tokens)
 
-    @property
-    def state(self) -> None:
+    def make(self, site: Site) -> CrossMixer:
         """See ``MixerSpec``."""
-
-    @property
-    def rotated(self) -> None:
-        """See ``MixerSpec``."""
-
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> CrossMixer:
-        """See ``MixerSpec``."""
-        return CrossMixer(self, hidden, dtype=dtype, device=device)
+        return CrossMixer(self, site.hidden, dtype=site.dtype, device=site.device)
 
 
 class CrossMixer(nn.Module):
@@ -134,7 +118,6 @@ class CrossMixer(nn.Module):
         self.attend.write(self.kv.forward(encoded), places, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.query.destinations(prefix) | self.kv.destinations(prefix) | self.out.destinations(prefix)
         for name in self.spec.unbiased:
             del found[f"{prefix}{name}.bias"]

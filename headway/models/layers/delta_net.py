@@ -17,7 +17,7 @@ from headway.kernels.delta_decode import delta_decode
 from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter, product_out
+from headway.models.layers.mixer import Convolution, Mixer, Site, StateMixer, StateSpec, parameter, product_out
 from headway.parallel.group import Group
 from headway.parallel.shard import EvenShard
 from headway.recurrent.base import recurrent, replay_of, rows_of, state_of, window
@@ -94,8 +94,8 @@ class DeltaNetSpec(StateSpec):
         second = (groups * sum(widths) + torch.arange(2 * self.num_heads)).view(groups, -1).split(share, dim=1)
         return torch.cat([each.flatten() for each in (*first, *second)])
 
-    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
-        return DeltaNet(self, hidden, dtype=dtype, device=device)
+    def make(self, site: Site) -> Mixer:
+        return DeltaNet(self, site.hidden, dtype=site.dtype, device=site.device)
 
 
 class DeltaMixer(StateMixer):
@@ -166,7 +166,6 @@ class DeltaNet(DeltaMixer):
         return self.recur(qkv, decay, beta, gate, batch, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         spec, shard = self.spec, self.spec.shard
 
         def own(tensor: torch.Tensor) -> Target:

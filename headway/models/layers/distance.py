@@ -13,8 +13,7 @@ from headway.models.interface import Target
 from headway.models.layers.attention import Attention, AttentionSpec
 from headway.models.layers.forms import In
 from headway.models.layers.junction import ProjectIn, Stream
-from headway.models.layers.mixer import parameter
-from headway.models.layers.norm import NormSpec
+from headway.models.layers.mixer import Site, parameter
 from headway.models.position_bias import causal_bucket
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
@@ -24,19 +23,9 @@ from headway.state.cache_pool import LayerCache
 class DistanceSpec(AttentionSpec):
     """Attention that reads a ``DistanceBias``."""
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> DistanceAttention:
+    def make(self, site: Site) -> DistanceAttention:
         """See ``MixerSpec``."""
-        assert cos_sin is not None
-        return DistanceAttention(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        return DistanceAttention(self, site)
 
 
 class DistanceAttention(Attention):

@@ -50,7 +50,6 @@ class Embedding(nn.Module):
         return rows if scale == 1.0 else rows.mul_(scale)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         return {f"{prefix}weight": Target(self.weight[: self.rows])}
 
     def share(self, packed: PackedLinear | QuantizedLinear | None) -> None:

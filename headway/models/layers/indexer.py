@@ -78,5 +78,4 @@ class Indexer(nn.Module):
         return self.index.select(q, weights, positions, starts, batch, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         return {f"{prefix}weight": Target(self.weight, self._order), f"{prefix}bias": Target(self.bias, self._order)}

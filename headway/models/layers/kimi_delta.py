@@ -16,7 +16,7 @@ from headway.core.cache import CacheSpec
 from headway.models.interface import Target
 from headway.models.layers.delta_net import DeltaMixer
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateSpec, parameter
+from headway.models.layers.mixer import Convolution, Mixer, Site, StateSpec, parameter
 from headway.recurrent.base import recurrent, state_of, window
 from headway.recurrent.scans import delta_inputs
 from headway.state.batch import StepBatch
@@ -51,8 +51,8 @@ class KimiDeltaSpec(StateSpec):
             window(3 * self.inner, self.taps), recurrent(heads, dim, dim, inputs=inputs, inputs_dtype="float32")
         )
 
-    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
-        return KimiDelta(self, hidden, dtype=dtype, device=device)
+    def make(self, site: Site) -> Mixer:
+        return KimiDelta(self, site.hidden, dtype=site.dtype, device=site.device)
 
 
 class KimiDelta(DeltaMixer):
@@ -83,7 +83,6 @@ class KimiDelta(DeltaMixer):
         return self.recur(qkv, decay, beta, self.gates.forward(gate.contiguous()), batch, cache)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found: dict[str, Target] = {}
         for product in (self.into, self.decays, self.gates, self.out):
             found |= product.destinations(prefix)

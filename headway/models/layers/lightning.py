@@ -17,7 +17,7 @@ from headway.core.cache import CacheSpec
 from headway.kernels.gated_rms_norm import gated_rms_norm
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Mixer, StateMixer, StateSpec, parameter
+from headway.models.layers.mixer import Mixer, Site, StateMixer, StateSpec, parameter
 from headway.recurrent.base import recurrent, state_of
 from headway.recurrent.scans import head_inputs, scan_heads
 from headway.state.batch import StepBatch
@@ -49,8 +49,8 @@ class LightningSpec(StateSpec):
         heads, dim = self.num_heads, self.head_dim
         return state_of(recurrent(heads, dim, dim, inputs=head_inputs(heads, dim, heads, dim, steps=False)))
 
-    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
-        return Lightning(self, hidden, dtype=dtype, device=device)
+    def make(self, site: Site) -> Mixer:
+        return Lightning(self, site.hidden, dtype=site.dtype, device=site.device)
 
 
 class Lightning(StateMixer):

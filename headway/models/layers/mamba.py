@@ -17,7 +17,7 @@ from headway.kernels.rms_norm import rms_norm
 from headway.kernels.silu_mul import silu_mul
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, parameter, product_out
+from headway.models.layers.mixer import Convolution, Mixer, Site, StateMixer, StateSpec, parameter, product_out
 from headway.parallel.group import Group
 from headway.parallel.shard import EvenShard, Taken
 from headway.recurrent.base import recurrent, state_of, window
@@ -62,8 +62,8 @@ class MambaSpec(StateSpec):
         state = recurrent(self.inner, self.state_size, dtype=self.state_dtype, inputs=inputs)
         return state_of(window(self.inner, self.taps), state)
 
-    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
-        return Mamba(self, hidden, dtype=dtype, device=device)
+    def make(self, site: Site) -> Mixer:
+        return Mamba(self, site.hidden, dtype=site.dtype, device=site.device)
 
 
 class Mamba(StateMixer):
@@ -111,7 +111,6 @@ class Mamba(StateMixer):
                 weight.fill_(1.0)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         named = {"dt_proj.bias": self.dt_bias, "D": self.d, "A_log": self.a}
         found = {f"{prefix}{name}": Target.part(tensor, self._own) for name, tensor in named.items()}
         for linear in (self.into, self.x_proj, self.dt_proj, self.out):
@@ -189,8 +188,8 @@ class Mamba2Spec(StateSpec):
         matrices = recurrent(*shape, dtype=self.state_dtype, inputs=inputs)
         return state_of(window(self.convolved, self.taps), matrices)
 
-    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
-        return Mamba2(self, hidden, dtype=dtype, device=device)
+    def make(self, site: Site) -> Mixer:
+        return Mamba2(self, site.hidden, dtype=site.dtype, device=site.device)
 
 
 class Mamba2(StateMixer):
@@ -240,7 +239,6 @@ class Mamba2(StateMixer):
         self.a.copy_(-self.a.exp())
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         return self.own_destinations(prefix) | self.into.destinations(prefix) | self.out.destinations(prefix)
 
     def own_destinations(self, prefix: str) -> dict[str, Target]:

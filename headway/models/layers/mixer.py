@@ -5,7 +5,7 @@ Shapes: T tokens of the step, R rows, C hidden size, N and K outputs of the prod
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, runtime_checkable
 
 import torch
 from torch import nn
@@ -24,6 +24,25 @@ from headway.state.cache_pool import LayerCache
 
 if TYPE_CHECKING:
     from headway.models.layers.attention import AttentionSpec
+
+
+class Site(NamedTuple):
+    """Where in a model a block, or its mixer, is made.
+
+    Attributes:
+        norm: what the model's norms are like.
+        hidden: C.
+        cos_sin: float32 [L, Drot], of the mixer's rope, shared by layers; None: it rotates nothing.
+        group: of the layer's keys and values in the cache.
+        dtype, device: of its parameters.
+    """
+
+    norm: NormSpec
+    hidden: int
+    cos_sin: torch.Tensor | None
+    group: int
+    dtype: torch.dtype
+    device: torch.device
 
 
 class Mixer(Protocol):
@@ -66,17 +85,8 @@ class MixerSpec(Protocol):
     def rotated(self) -> AttentionSpec | None:
         """The attention whose rotary table ``make`` is given."""
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Mixer:
-        """The module, for hidden states of size ``hidden``; ``group``: of the layer's keys and values."""
+    def make(self, site: Site) -> Mixer:
+        """The module."""
 
 
 @runtime_checkable
@@ -96,23 +106,6 @@ class StateSpec:
 
     __slots__ = ()
     cache = rotated = None
-
-    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
-        """The module, for hidden states of size ``hidden``."""
-        raise NotImplementedError
-
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Mixer:
-        """See ``MixerSpec``."""
-        return self.build(hidden, dtype, device)
 
 
 class StateMixer(nn.Module):

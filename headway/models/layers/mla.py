@@ -19,8 +19,8 @@ from headway.models.layers.forms import In
 from headway.models.layers.indexer import Indexer, IndexSpec
 from headway.models.layers.junction import ProjectIn, Stream
 from headway.models.layers.linear import Linear, SummedLinear
-from headway.models.layers.mixer import parameter
-from headway.models.layers.norm import NormSpec, RMSNorm
+from headway.models.layers.mixer import Site, parameter
+from headway.models.layers.norm import RMSNorm
 from headway.models.rope import RopeConfig
 from headway.parallel.group import Group
 from headway.parallel.shard import HeadShard
@@ -55,6 +55,7 @@ class MLASpec:
     norm_eps: float = 1e-6
     index: IndexSpec | None = None
     shard: HeadShard | None = None
+    state = None
 
     def sharded(self, group: Group) -> MLASpec:
         """What this rank of ``group`` has of it.
@@ -82,29 +83,15 @@ class MLASpec:
         return None if self.index is None or self.index.shared else self.index
 
     @property
-    def state(self) -> None:
-        """See ``MixerSpec``."""
-
-    @property
     def rotated(self) -> AttentionSpec:
         """See ``MixerSpec``: the part of the heads that is rotated."""
         return AttentionSpec(
             num_heads=self.num_heads, num_kv_heads=self.num_heads, head_dim=self.rope_dim, rope=self.rope
         )
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> MLA:
+    def make(self, site: Site) -> MLA:
         """See ``MixerSpec``."""
-        assert cos_sin is not None
-        return MLA(self, hidden, cos_sin, group, dtype=dtype, device=device)
+        return MLA(self, site)
 
 
 class MLA(nn.Module):
@@ -121,17 +108,10 @@ class MLA(nn.Module):
 
     whole_heads = False
 
-    def __init__(
-        self,
-        spec: MLASpec,
-        hidden: int,
-        cos_sin: torch.Tensor,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: MLASpec, site: Site) -> None:
         super().__init__()
+        _, hidden, cos_sin, group, dtype, device = site
+        assert cos_sin is not None
         self.spec, self.cos_sin = spec, cos_sin
         queries = spec.num_heads * spec.head_dim
         made: Any = {"dtype": dtype, "device": device}
@@ -197,7 +177,6 @@ class MLA(nn.Module):
         return self.attend(q, latent, self.kv_b, batch, cache, selected)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         spec = self.spec
         turned = pairs_apart(spec.rope is not None and spec.rope.interleaved, spec.rope_dim)
         heads = _heads(spec.num_heads, _behind(spec.nope_dim, turned))

@@ -116,7 +116,6 @@ class MLP(nn.Module):
         return self.act(linear.forward(x))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         order = torch.arange(2 * self._size).roll(self._size) if self._up_first else None
         return self.gate_up.destinations(prefix, order) | self.down.destinations(prefix)
 

@@ -146,7 +146,7 @@ class MixtureSpec:
         if self.zero_experts:
             if whole or peers.size > 1:
                 raise UnsupportedModelError(
-                    "experts that hand on what goes in are not dealt out over ranks; leave out enable_expert_parallel"
+                    "experts that return their input unchanged cannot be dealt out over ranks; leave out enable_expert_parallel"
                 )
             return self  # whole on every rank
         shard = ExpertShard(group, self.num_experts, self.size, whole or self.fp4 or peers.size > 1, peers)

@@ -77,7 +77,6 @@ class RMSNorm(nn.Module):
         return cast(torch.Tensor, add_rms_norm(x, residual, self.weight, self.eps, factor))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         return {f"{prefix}weight": Target(self.weight)}
 
     def finalize(self) -> None:
@@ -111,6 +110,5 @@ class LayerNorm(nn.Module):
         return cast(torch.Tensor, add_layer_norm(x, residual, self.weight, self.bias, self.eps))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = {f"{prefix}weight": Target(self.weight)}
         return found if self.bias is None else found | {f"{prefix}bias": Target(self.bias)}

@@ -59,7 +59,6 @@ class PerLayerInputs(nn.Module):
         return looked.add_(projected).mul_(2.0**-0.5)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.table.destinations(f"{prefix}embed_tokens_per_layer.") | self.project.destinations(prefix)
         return found | self.norm.destinations(f"{prefix}per_layer_projection_norm.")
 
@@ -99,6 +98,5 @@ class PerLayerGate(nn.Module):
         return self.project_out(gated, stream, forms.out_of_side)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.into.destinations(prefix) | self.out.destinations(prefix)
         return found | self.norm.destinations(f"{prefix}post_per_layer_input_norm.")

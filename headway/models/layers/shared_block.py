@@ -23,7 +23,7 @@ from headway.models.layers.activation import activation
 from headway.models.layers.attention import Attention, AttentionSpec
 from headway.models.layers.linear import Linear
 from headway.models.layers.mamba import Mamba2, Mamba2Spec
-from headway.models.layers.mixer import Mixer
+from headway.models.layers.mixer import Mixer, Site
 from headway.models.layers.norm import NormSpec
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
@@ -65,7 +65,6 @@ class SharedBlock(nn.Module):
         self.down = Linear(spec.inner, {"down_proj": hidden}, bias=spec.bias, dtype=dtype, device=device)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.first_norm.destinations(f"{prefix}input_layernorm.")
         found |= self.ffn_norm.destinations(f"{prefix}pre_ff_layernorm.")
         for name, products in (("self_attn", (self.qkv, self.out)), ("feed_forward", (self.gate_up, self.down))):
@@ -102,7 +101,6 @@ class Adapter(nn.Module):
         return y
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.down.destinations(prefix)
         for up in self.up:
             assert isinstance(up, Linear)
@@ -135,37 +133,18 @@ class SharedUseSpec:
     def rotated(self) -> AttentionSpec:
         return self.shared.attention
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Mixer:
-        assert cos_sin is not None
-        return SharedUse(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+    def make(self, site: Site) -> Mixer:
+        return SharedUse(self, site)
 
 
 class SharedUse(Mamba2):
     """The Mamba-2 mixer, and what is this use's own of the shared block."""
 
-    def __init__(
-        self,
-        spec: SharedUseSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: SharedUseSpec, site: Site) -> None:
+        hidden, dtype, device = site.hidden, site.dtype, site.device
         super().__init__(spec.mamba, hidden, dtype=dtype, device=device)
         shared, attention = spec.shared, spec.shared.attention
-        self.attention = Attention(attention, norm, 1, cos_sin, group, dtype=dtype, device=device)
+        self.attention = Attention(attention, site._replace(hidden=1))
         del self.attention.qkv, self.attention.out  # the shared block has them
         self.act = activation(shared.activation, gated=True)
         keys = attention.num_kv_heads * attention.head_dim

@@ -12,7 +12,7 @@ import torch
 from headway.core.cache import CacheSpec
 from headway.models.interface import Target
 from headway.models.layers.linear import Linear
-from headway.models.layers.mixer import Convolution, Mixer, StateMixer, StateSpec, product_out
+from headway.models.layers.mixer import Convolution, Mixer, Site, StateMixer, StateSpec, product_out
 from headway.parallel.group import Group
 from headway.parallel.shard import EvenShard
 from headway.recurrent.base import state_of, window
@@ -39,8 +39,8 @@ class ShortConvSpec(StateSpec):
     def state(self) -> CacheSpec:
         return state_of(window(self.size, self.taps))
 
-    def build(self, hidden: int, dtype: torch.dtype, device: torch.device) -> Mixer:
-        return ShortConv(self, hidden, dtype=dtype, device=device)
+    def make(self, site: Site) -> Mixer:
+        return ShortConv(self, site.hidden, dtype=site.dtype, device=site.device)
 
 
 class ShortConv(StateMixer):
@@ -61,7 +61,6 @@ class ShortConv(StateMixer):
         return self.conv.forward(b * inputs, batch, cache[0], silu=False) * c
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = self.into.destinations(prefix) | self.out.destinations(prefix)
         shard = self.spec.shard
         return found | self.conv.destinations(f"{prefix}conv.", None if shard is None else shard.rows(self.spec.size))

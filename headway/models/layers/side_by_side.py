@@ -14,8 +14,7 @@ from headway.models.interface import Target
 from headway.models.layers.attention import Attention, AttentionSpec
 from headway.models.layers.linear import Linear
 from headway.models.layers.mamba import Mamba2, Mamba2Spec
-from headway.models.layers.mixer import Mixer, StateMixer
-from headway.models.layers.norm import NormSpec
+from headway.models.layers.mixer import Mixer, Site, StateMixer
 from headway.state.batch import StepBatch
 from headway.state.cache_pool import LayerCache
 
@@ -49,37 +48,18 @@ class SideBySideSpec:
     def rotated(self) -> AttentionSpec:
         return self.attention
 
-    def make(
-        self,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor | None,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> Mixer:
-        assert cos_sin is not None
-        return SideBySide(self, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+    def make(self, site: Site) -> Mixer:
+        return SideBySide(self, site)
 
 
 class SideBySide(StateMixer):
     """The layer of ``spec``."""
 
-    def __init__(
-        self,
-        spec: SideBySideSpec,
-        norm: NormSpec,
-        hidden: int,
-        cos_sin: torch.Tensor,
-        group: int,
-        *,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, spec: SideBySideSpec, site: Site) -> None:
         super().__init__()
+        hidden, dtype, device = site.hidden, site.dtype, site.device
         self.spec = spec
-        attention = Attention(spec.attention, norm, hidden, cos_sin, group, dtype=dtype, device=device)
+        attention = Attention(spec.attention, site)
         mamba = Mamba2(spec.mamba, hidden, dtype=dtype, device=device)
         self._outs = [(f"{name}.{part}", linear.weight.shape[1]) for name, linear in zip(
             spec.names, (attention.out, mamba.out), strict=True) for part in linear.parts]  # fmt: skip
@@ -116,7 +96,6 @@ class SideBySide(StateMixer):
         self.out.weight[:, queries:] *= spec.out_multipliers[1]
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         above = prefix.removesuffix(".").rpartition(".")[0] + "."  # the two lie beside each other in the block
         found = self.into.destinations(above)
         first = 0

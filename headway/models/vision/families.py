@@ -70,7 +70,12 @@ def side(fields: Fields, name: str) -> int:
 
 
 def siglip_tower(
-    fields: Fields, projector: ProjectorSpec, *, prefix: str, projector_prefix: str, group: int = 1
+    fields: Fields,
+    projector: ProjectorSpec,
+    *,
+    prefix: str = "vision_tower.",
+    projector_prefix: str = "multi_modal_projector.",
+    group: int = 1,
 ) -> VisionSpec:
     """SigLIP (Zhai et al. 2023), as it is, or as Idefics3 has it. ``fields``: the vision_config."""
     fields = fields.with_defaults(
@@ -103,12 +108,12 @@ def siglip_tower(
     )  # fmt: skip
 
 
-def clip_tower(fields: Fields, projector: ProjectorSpec, layer: int, *, prefix: str) -> VisionSpec:
+def clip_tower(fields: Fields, projector: ProjectorSpec, layer: int) -> VisionSpec:
     """CLIP (Radford et al. 2021), up to the outputs of ``layer``, counted as transformers' hidden_states are."""
     fields = fields.with_defaults(
         hidden_act="quick_gelu", layer_norm_eps=1e-5, patch_size=32, projection_dim=512
     )  # fmt: skip
-    found = siglip_tower(fields, projector, prefix=prefix, projector_prefix="multi_modal_projector.")
+    found = siglip_tower(fields, projector)
     names = replace(_SIGLIP, cls="embeddings.class_embedding", before="pre_layrnorm")
     return upto(replace(found, names=names, patch_bias=False), layer)
 
@@ -141,35 +146,19 @@ def qwen25_tower(fields: Fields, out: int) -> VisionSpec:
         patch_size=14, spatial_merge_size=2, temporal_patch_size=2, window_size=112, out_hidden_size=out,
         fullatt_block_indexes=[7, 15, 23, 31],
     )  # fmt: skip
-    hidden, depth, group = fields.count("hidden_size"), fields.count("depth"), fields.count("spatial_merge_size")
-    patch, norm = side(fields, "patch_size"), NormSpec(1e-6)
-    wide = hidden * group**2
-    window = fields.count("window_size") // group // patch
+    hidden, group, norm = fields.count("hidden_size"), fields.count("spatial_merge_size"), NormSpec(1e-6)
+    window = fields.count("window_size") // group // side(fields, "patch_size")
     if window < 1:
         raise fields.refuse("window_size", "is less than a merged patch")
-    return VisionSpec(
-        prefix="visual.",
+    widths = (hidden * group**2, _out(fields, out))
+    projector = ProjectorSpec(norm="ln_q", norm_spec=norm, products=("mlp.0", "mlp.2"), widths=widths)
+    inner, act = fields.count("intermediate_size"), fields.choice("hidden_act", ACTIVATIONS)
+    return replace(
+        _qwen_tower(fields, hidden, norm, MLPSpec(size=inner, activation=act, bias=True), projector),
         names=replace(_QWEN, position=""),
-        hidden_size=hidden,
-        num_heads=fields.count("num_heads"),
-        patch=patch,
-        channels=_channels(fields),
-        frames=fields.count("temporal_patch_size"),
-        num_layers=depth,
-        stored_layers=depth,
         patch_bias=False,
-        rotation=_rotation(fields),
-        norm=norm,
-        mlp=MLPSpec(
-            size=fields.count("intermediate_size"), activation=fields.choice("hidden_act", ACTIVATIONS), bias=True
-        ),
-        group=group,
         window=window,
         full_layers=_blocks(fields, "fullatt_block_indexes"),
-        projector=ProjectorSpec(
-            norm="ln_q", norm_spec=norm, products=("mlp.0", "mlp.2"), widths=(wide, _out(fields, out))
-        ),
-        projector_prefix="visual.merger.",
     )
 
 
@@ -179,29 +168,15 @@ def qwen2_tower(fields: Fields, out: int) -> VisionSpec:
         depth=32, embed_dim=1280, hidden_size=out, hidden_act="quick_gelu", mlp_ratio=4, num_heads=16, in_channels=3,
         patch_size=14, spatial_merge_size=2, temporal_patch_size=2,
     )  # fmt: skip
-    hidden, depth, group = fields.count("embed_dim"), fields.count("depth"), fields.count("spatial_merge_size")
-    norm, wide = NormSpec(1e-6, "layer", bias=True), hidden * group**2
+    hidden, norm = fields.count("embed_dim"), NormSpec(1e-6, "layer", bias=True)
     if fields.count("hidden_size") != out:
         raise fields.refuse("hidden_size", f"must be the text model's, {out}")
-    inner = int(hidden * fields.number("mlp_ratio"))
-    return VisionSpec(
-        prefix="visual.",
-        names=replace(_QWEN, position=""),
-        hidden_size=hidden,
-        num_heads=fields.count("num_heads"),
-        patch=side(fields, "patch_size"),
-        channels=_channels(fields),
-        frames=fields.count("temporal_patch_size"),
-        num_layers=depth,
-        stored_layers=depth,
-        patch_bias=False,
-        rotation=_rotation(fields),
-        norm=norm,
-        mlp=MLPSpec(size=inner, activation=fields.choice("hidden_act", ACTIVATIONS), gated=False, bias=True, names=_FC),
-        group=group,
-        projector=ProjectorSpec(norm="ln_q", norm_spec=norm, products=("mlp.0", "mlp.2"), widths=(wide, out)),
-        projector_prefix="visual.merger.",
-    )
+    inner, act = int(hidden * fields.number("mlp_ratio")), fields.choice("hidden_act", ACTIVATIONS)
+    mlp = MLPSpec(size=inner, activation=act, gated=False, bias=True, names=_FC)
+    widths = (hidden * fields.count("spatial_merge_size") ** 2, out)
+    projector = ProjectorSpec(norm="ln_q", norm_spec=norm, products=("mlp.0", "mlp.2"), widths=widths)
+    tower = _qwen_tower(fields, hidden, norm, mlp, projector)
+    return replace(tower, names=replace(_QWEN, position=""), patch_bias=False)
 
 
 def qwen3_tower(fields: Fields, out: int) -> VisionSpec:
@@ -211,7 +186,7 @@ def qwen3_tower(fields: Fields, out: int) -> VisionSpec:
         patch_size=16, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=out, num_position_embeddings=2304,
         deepstack_visual_indexes=[8, 16, 24],
     )  # fmt: skip
-    hidden, depth, group = fields.count("hidden_size"), fields.count("depth"), fields.count("spatial_merge_size")
+    hidden, group = fields.count("hidden_size"), fields.count("spatial_merge_size")
     norm, entries = NormSpec(1e-6, "layer", bias=True), fields.count("num_position_embeddings")
     positions = int(entries**0.5)
     if positions**2 != entries:
@@ -219,6 +194,23 @@ def qwen3_tower(fields: Fields, out: int) -> VisionSpec:
     widths = (hidden * group**2, _out(fields, out))
     projector = ProjectorSpec(norm="norm", norm_spec=norm, products=("linear_fc1", "linear_fc2"), widths=widths)
     behind = replace(projector, norm_behind=True)
+    inner, act = fields.count("intermediate_size"), fields.choice("hidden_act", ACTIVATIONS)
+    mlp = MLPSpec(size=inner, activation=act, gated=False, bias=True, names=(("linear_fc1",), "linear_fc2"))
+    return replace(
+        _qwen_tower(fields, hidden, norm, mlp, projector),
+        positions=positions,
+        interpolates=True,
+        # In the order in which the tower passes them, whatever the list's is.
+        deepstack=tuple(
+            (layer, f"visual.deepstack_merger_list.{i}.", behind)
+            for layer, i in sorted((layer, i) for i, layer in enumerate(_blocks(fields, "deepstack_visual_indexes")))
+        ),
+    )
+
+
+def _qwen_tower(fields: Fields, hidden: int, norm: NormSpec, mlp: MLPSpec, projector: ProjectorSpec) -> VisionSpec:
+    """What the towers of Qwen2-VL, 2.5 and 3 have in common."""
+    depth = fields.count("depth")
     return VisionSpec(
         prefix="visual.",
         names=_QWEN,
@@ -229,23 +221,13 @@ def qwen3_tower(fields: Fields, out: int) -> VisionSpec:
         frames=fields.count("temporal_patch_size"),
         num_layers=depth,
         stored_layers=depth,
-        positions=positions,
-        interpolates=True,
         rotation=_rotation(fields),
         norm=norm,
-        mlp=MLPSpec(
-            size=fields.count("intermediate_size"), activation=fields.choice("hidden_act", ACTIVATIONS), gated=False,
-            bias=True, names=(("linear_fc1",), "linear_fc2"),
-        ),
-        group=group,
+        mlp=mlp,
+        group=fields.count("spatial_merge_size"),
         projector=projector,
         projector_prefix="visual.merger.",
-        # In the order in which the tower passes them, whatever the list's is.
-        deepstack=tuple(
-            (layer, f"visual.deepstack_merger_list.{i}.", behind)
-            for layer, i in sorted((layer, i) for i, layer in enumerate(_blocks(fields, "deepstack_visual_indexes")))
-        ),
-    )  # fmt: skip
+    )
 
 
 def pixtral_tower(fields: Fields, projector: ProjectorSpec, layer: int, group: int) -> VisionSpec:
@@ -289,9 +271,7 @@ def intern_tower(fields: Fields, projector: ProjectorSpec, layer: int, group: in
         if fields.get(name, wanted) != wanted:
             raise fields.refuse(name, f"is not implemented; {wanted!r} is")
     bias, mean = fields.flag("attention_bias"), fields.get("use_mean_pooling", True)
-    found = siglip_tower(
-        fields, projector, prefix="vision_tower.", projector_prefix="multi_modal_projector.", group=group
-    )
+    found = siglip_tower(fields, projector, group=group)
     found = replace(found, names=_INTERN, qkv_bias=bias)
     # The norm behind all blocks is there where patches are not averaged for a classifier.
     if layer in (-1, found.stored_layers):

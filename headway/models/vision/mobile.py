@@ -119,7 +119,6 @@ class Convolution(nn.Module):
         return F.gelu(x, approximate="tanh") if self.act else x
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = {f"{prefix}{self.names[0]}weight": Target(self.weight)}
         if self.bias is not None:
             found[f"{prefix}{self.names[0]}bias"] = Target(self.bias)
@@ -176,7 +175,6 @@ class ConvolutionBlock(nn.Module):
         return x + y if self.adds else y
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = {name: target for own, each in self.parts for name, target in each.destinations(prefix + own).items()}
         return found if self.scale is None else found | {f"{prefix}layer_scale.gamma": Target(self.scale)}
 
@@ -222,7 +220,6 @@ class AttentionBlock(nn.Module):
         return x + found * self.scale[:, None, None]
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         found = {f"{prefix}norm.weight": Target(self.norm), f"{prefix}layer_scale.gamma": Target(self.scale)}
         parts = {"query": self.query, "key": self.key, "value": self.value, "output": self.out}
         for name, each in parts.items():
@@ -255,7 +252,6 @@ class Fusion(nn.Module):
         return normed(F.avg_pool2d(x, x.shape[-1] // ROWS), self.norm)
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         return self.ffn.destinations(f"{prefix}ffn.") | {f"{prefix}norm.weight": Target(self.norm)}
 
 

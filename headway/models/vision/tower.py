@@ -75,7 +75,6 @@ class Projector(nn.Module):
         return x if self.standard is None else (x - self.standard[0]) * self.standard[1]
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         spec = self.spec
         found: dict[str, Target] = {}
         if self.norm is not None and spec.norm_stored:
@@ -129,7 +128,6 @@ class VisionBlock(nn.Module):
         x += ffn.down.forward(ffn.act(ffn.gate_up.forward(self.norm_2.forward(x))))
 
     def destinations(self, prefix: str) -> dict[str, Target]:
-        """Checkpoint tensor name, beginning with prefix -> where it goes."""
         names = self.spec.names
         found = self.qkv.destinations(prefix) | self.out.destinations(prefix)
         found |= self.ffn.destinations(f"{prefix}{names.ffn}")

@@ -20,7 +20,7 @@ PIECE = 2**18
 """Frames that are decoded at once: a file that says less than it holds is found out early."""
 
 
-def decode_audio(data: bytes, *, most_seconds: float, least_seconds: float = 0.0) -> Floats:
+def decode_audio(data: bytes, *, most_seconds: float) -> Floats:
     """Samples float32 [n] at ``RATE``, one channel.
 
     Args:
@@ -36,8 +36,8 @@ def decode_audio(data: bytes, *, most_seconds: float, least_seconds: float = 0.0
     seconds = len(samples) / rate
     if seconds > most_seconds:
         raise AudioError(f"the recording lasts {seconds:.0f} s; at most {most_seconds:.0f} s are possible")
-    if not len(samples) or seconds < least_seconds:
-        raise AudioError(f"the recording lasts {seconds:.3f} s; at least {least_seconds:g} s are needed")
+    if not len(samples):
+        raise AudioError("the recording has no samples")
     return resample(samples, rate, RATE)
 
 
@@ -82,7 +82,7 @@ def _read(data: bytes, most_seconds: float) -> tuple[Floats, int]:
         import soundfile
     except (ImportError, OSError):
         raise AudioError(
-            "the file is no WAV; for FLAC, MP3 and OGG the server needs soundfile: pip install 'headway[audio]'"
+            "the file is not a WAV file; for FLAC, MP3 and OGG the server needs soundfile: pip install 'headway[audio]'"
         ) from None
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
@@ -90,7 +90,7 @@ def _read(data: bytes, most_seconds: float) -> tuple[Floats, int]:
     except (soundfile.SoundFileError, RuntimeError, ValueError, TypeError) as error:
         if isinstance(error, AudioError):
             raise
-        raise AudioError("the file is no recording that can be read (WAV, FLAC, MP3 and OGG can)") from None
+        raise AudioError("the file is not a recording that can be read (WAV, FLAC, MP3 and OGG can)") from None
 
 
 def _read_pieces(file: Any, most_seconds: float) -> tuple[Floats, int]:

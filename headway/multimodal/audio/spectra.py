@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Final
 
 import msgspec
 import numpy as np
@@ -13,8 +12,6 @@ from headway.core.ints import cdiv, next_power_of_2
 from headway.multimodal.audio.decode import RATE
 from headway.multimodal.audio.mel import triangles
 from headway.multimodal.audio.wav import Floats
-
-MOST_BINS: Final = 1024
 
 
 class MelSettings(msgspec.Struct, kw_only=True, frozen=True):

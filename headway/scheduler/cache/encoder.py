@@ -23,16 +23,11 @@ class Range:
 
 
 class EncoderCache:
-    """Ranges of ``num_rows`` rows, by name; the one that was used longest ago goes first.
-
-    Attributes:
-        hits, misses: look-ups that found their item, and items that were encoded.
-    """
+    """Ranges of ``num_rows`` rows, by name; the one that was used longest ago goes first."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
         self._ranges: OrderedDict[object, Range] = OrderedDict()
-        self.hits = self.misses = 0
 
     def __len__(self) -> int:
         return len(self._ranges)
@@ -44,7 +39,6 @@ class EncoderCache:
         """The item's rows, which stay until they are released; None: it is not there."""
         found = self._ranges.get(name)
         if found is not None:
-            self.hits += 1
             found.users += 1
             self._ranges.move_to_end(name)
         return found
@@ -62,7 +56,6 @@ class EncoderCache:
                     break
         if start is None:
             return None
-        self.misses += 1
         self._ranges[name] = found = Range(start, rows, 1)
         return found
 

@@ -60,7 +60,7 @@ async def embed_sparse(service: Service, request: Request) -> Response:
     body = await service.body.read(request, TeiEmbedRequest)
     for name in ("normalize", "dimensions"):
         if getattr(body, name) is not None:
-            raise refuse(f"{name} is of dense vectors; leave it out", name)
+            raise refuse(f"{name} applies to dense vectors; leave it out", name)
     door = service.llm.pooling_door
     task = sparse_task(door)
     prompts = inputs_of(body.inputs, "inputs")
@@ -140,7 +140,7 @@ async def similarity(service: Service, request: Request) -> Response:
     call = PoolingCall(service, request, None, names)
     for name in TeiCut.__struct_fields__ if body.parameters is not None else ():
         if getattr(body, name) is not None:
-            raise refuse(f"{name} stands beside parameters; put it there", name)
+            raise refuse(f"{name} belongs inside parameters, which the request has", name)
     params = tei_params(body.parameters or body)
 
     async def work() -> bytes:

@@ -79,7 +79,6 @@ def launch_early_decode(
     max_seq_len_bound: int,
     turn: Turn | None,
     spans: tuple[torch.Tensor, int] | None = None,
-    tile: EarlyTile | None = None,
 ) -> None:
     """All rows of qkv [T, (H + 2 KH) * D], or what ``turn`` says; other arguments as of ``launch_decode``.
 
@@ -97,11 +96,10 @@ def launch_early_decode(
     num_rows = len(seq_lens) if spans else num_tokens
     members = kv_heads * shares_of(width, heads // kv_heads)
     assert num_tokens <= num_rows * width and (spans is None or arrivals.numel() >= num_rows * members), "see above"
-    if tile is None:
-        heads_of_program = Heads(size, heads // kv_heads, k_cache.itemsize, width)
-        tile = turned_tile(heads_of_program)
-        if turn is not None or spans is not None:
-            tile = early_tile(num_rows * members, heads_of_program, sms)
+    heads_of_program = Heads(size, heads // kv_heads, k_cache.itemsize, width)
+    tile = turned_tile(heads_of_program)
+    if turn is not None or spans is not None:
+        tile = early_tile(num_rows * members, heads_of_program, sms)
     bound = rule.most_keys(max_seq_len_bound, tile.block_n + width - 1)
     num_splits, min_tiles = choose_splits(num_rows * members, bound, tile.block_n, sms, tile.residents)
     partial = stats = arrivals.view(torch.float32)  # as in ``launch_decode``

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
@@ -103,23 +105,9 @@ def launch_sums(
     )  # fmt: skip
 
 
-def wide_qkv(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin: torch.Tensor,
-    q_norm: torch.Tensor | None,
-    k_norm: torch.Tensor | None,
-    eps: float,
-    kv_slots: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    num_heads: int,
-) -> torch.Tensor:
-    return launch_qkv(
-        x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, v_cache, num_heads,
-        tile_width(x.shape[0], weight.shape[0], num_sms(x.device)),
-    )  # fmt: skip
+def wide_qkv(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:
+    others = (*others, tile_width(x.shape[0], weight.shape[0], num_sms(x.device)))
+    return launch_qkv(x, weight, *others)
 
 
 def launch_qkv(
