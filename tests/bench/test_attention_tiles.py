@@ -105,7 +105,11 @@ def test_a_tile_that_is_wrong_is_left_out(capsys: pytest.CaptureFixture[str]) ->
 
     def attend(*arguments: Any) -> torch.Tensor:
         out: torch.Tensor = real(*arguments)
-        return out + 1 if early_decode.early_tile(2, Heads(64, 3, 2), 4) == wrong else out
+        return out + 1 if chosen() == wrong else out
+
+    def chosen() -> EarlyTile:
+        tile: EarlyTile = vars(early_decode)["early_tile"](2, Heads(64, 3, 2), 4)
+        return tile
 
     real = decode_attention.implementation("cuda")
     with without_a_card(iter([1.0] * 100)), patch.object(Op, "__call__", lambda self, *args: attend(*args)):

@@ -142,12 +142,11 @@ def test_what_was_measured_of_one_alone_decides_too(cache: None) -> None:
         table.save_tuned(H200, {("bare_linear", 1536, 1152): {8: numbers(("", MidTile(16, 128, 1, 7, 7, 4, turn=8)))}})
         table.tables.cache_clear()
         assert handover("skinny_linear", "bare_linear", 1536, 1152) == 4, "5 to 8 rows run what was measured for 8"
-        sizes = "gate_up", "bare_gate_up", 13824, 1152
-        assert handover(*sizes) < 8, "by the rule"
+        assert handover("gate_up", "bare_gate_up", 13824, 1152) < 8, "by the rule"
         table.save_tuned(H200, {("gate_up", 13824, 1152): {8: numbers(("", Tile(8, 128, 4, 4, 3, 1)))}})
         for each in (table.tables, few_tiles):
             each.cache_clear()
-        assert handover(*sizes) == 8, "what was measured goes before the rule"
+        assert handover("gate_up", "bare_gate_up", 13824, 1152) == 8, "what was measured goes before the rule"
 
 
 def test_fewer_rows_take_what_more_rows_have_if_that_was_faster() -> None:

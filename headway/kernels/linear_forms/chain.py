@@ -219,6 +219,8 @@ class Timer:
 
     def __init__(self, device: torch.device) -> None:
         self._stream, self._pool = torch.cuda.Stream(device), torch.cuda.graph_pool_handle()
+        # The last graph keeps the pool in use: torch fails where a pool that no graph has, but tensors, is taken again.
+        self._graph: torch.cuda.CUDAGraph | None = None
 
     def spent(self, call: Callable[[], object], times: int = 1, replays: int = 3) -> float:
         """Microseconds of a call: ``times`` of them in one graph, the best of ``replays``."""
@@ -233,6 +235,7 @@ class Timer:
                     call()
             finally:
                 graph.capture_end()
+            self._graph = graph
             graph.replay()
             for _ in range(replays):
                 start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
