@@ -97,6 +97,8 @@ floors: $(VENV)/.dev  ## which part may import which
 
 # A file's tests stay together: they share servers and models. Each process computes with one thread (tests/conftest.py).
 # Files run in their order: xdist would keep those of one test, long compile checks among them, for the end.
+# Hundreds of processes start in them; where images forbid Python to keep bytecode, each would compile the package anew.
+unit: export PYTHONDONTWRITEBYTECODE :=
 unit: setup  ## the tests, without those that need a GPU or minutes
 	$(BIN)/python -m pytest -m "not gpu and not soak and not attack" --numprocesses $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder
 

@@ -181,9 +181,13 @@ SOME = (["greedy", "presence", "logprobs", "host_grammar"], ["schema", "min_toke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
 @pytest.mark.parametrize(
-    ("number", "depth", "pattern"), [(1, 1, "all"), (2, 2, "random"), (3, 4, "random"), (4, 0, "none")]
+    ("number", "depth", "pattern", "graphs"),
+    [
+        pytest.param(*each, graphs, marks=() if graphs == each[0] % 2 else pytest.mark.soak)
+        for each in [(1, 1, "all"), (2, 2, "random"), (3, 4, "random"), (4, 0, "none")]
+        for graphs in (True, False)
+    ],
 )
 def test_every_feature_on_the_simulated_device(number: int, depth: int, pattern: Pattern, graphs: bool) -> None:
     simulate(NAMES, number, depth, pattern, graphs)

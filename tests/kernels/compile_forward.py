@@ -5,17 +5,20 @@ A process of its own: the tests' process has Triton's interpreter switched on, w
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 import torch
 import triton
+from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.experimental.gluon._runtime import GluonASTSource
@@ -109,9 +112,9 @@ def compile_typed(
                 attributes[(index,)] = [["tt.divisibility", 16]]
     kind = GluonASTSource if kernel.is_gluon() else ASTSource
     source = kind(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    built, report = build(source, options)
     ptx = built.asm["ptx"]
-    report, code = assemble(ptx)
+    code = machine_code(built.asm["cubin"]) if name.startswith("prefill overlapped") else ""
     print(
         json.dumps(
             {
@@ -131,17 +134,23 @@ def compile_typed(
     )
 
 
-def assemble(ptx: str) -> tuple[str, str]:
-    """What ptxas says of registers and spills, and its code."""
-    tools = Path(triton.__file__).parent / "backends/nvidia/bin"
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "kernel.ptx"
-        path.write_text(ptx)
-        binary = str(path.with_suffix(".cubin"))
-        command = [str(tools / "ptxas"), "-v", "--gpu-name=sm_90a", str(path), "-o", binary]
-        report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-        code = subprocess.run([str(tools / "cuobjdump"), "-sass", binary], capture_output=True, text=True, check=True)
-        return report, code.stdout
+def build(source: Any, options: Mapping[str, int]) -> tuple[Any, str]:
+    """What Triton makes of it for sm_90, and what ptxas said of registers and spills while it did."""
+    said = io.StringIO()
+    with knobs.nvidia.scope(), knobs.compilation.scope(), redirect_stdout(said):
+        knobs.nvidia.dump_ptxas_log = True
+        knobs.compilation.always_compile = True  # of what lies in the cache already ptxas says nothing
+        built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    return built, said.getvalue()
+
+
+def machine_code(cubin: bytes) -> str:
+    """Disassembled, which takes longer than to assemble it."""
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([str(tool), "-sass", file.name], capture_output=True, text=True, check=True).stdout
 
 
 def exponentials_beside_products(code: str) -> int | None:

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import triton
-from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from headway.core.automaton import CLASS_INTS
@@ -34,7 +33,7 @@ from headway.kernels.suffix_draft.triton import suffix_guess_kernel, suffix_sear
 from headway.kernels.suffix_keep.triton import BLOCK as KEEP_BLOCK
 from headway.kernels.suffix_keep.triton import suffix_copy_kernel, suffix_count_kernel
 from headway.kernels.synthetic_accept.triton import synthetic_kernel
-from tests.kernels.compile_forward import assemble
+from tests.kernels.compile_forward import build
 
 VOCAB, ROWS = 151936, 64
 REALS = (
@@ -69,9 +68,8 @@ def compile_kernel(
         if argument not in constants and argument not in NUMBERS[2:]:
             attributes[(index,)] = [["tt.divisibility", 16]]
     source = ASTSource(fn=kernel, signature=signature, constexprs=constexprs, attrs=attributes)
-    built = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, **options})
+    built, report = build(source, {"num_warps": num_warps, **options})
     ptx = built.asm["ptx"]
-    report, _ = assemble(ptx)
     figures = {
         "name": name,
         "shared": built.metadata.shared,

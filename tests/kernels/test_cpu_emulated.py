@@ -5,10 +5,12 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import shutil
 import struct
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -79,16 +81,22 @@ class Machine:
         return results
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Machine]:
+    """The machine of an instruction set; each is compiled once, which takes ten seconds."""
+    return functools.cache(lambda name: Machine(tmp_path_factory.mktemp(name), name))
+
+
 @pytest.fixture(
     scope="module", params=[name for name in SETS if not name.startswith("avx512") or runs_here(SETS[name])]
 )
-def machine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Machine:
-    return Machine(tmp_path_factory.mktemp(request.param), request.param)
+def machine(request: pytest.FixtureRequest, built: Callable[[str], Machine]) -> Machine:
+    return built(request.param)
 
 
 @pytest.mark.parametrize("name", [name for name in SETS if name.startswith("avx512")])
-def test_avx512_compiles_without_a_warning(name: str, tmp_path: Path) -> None:
-    Machine(tmp_path, name)
+def test_avx512_compiles_without_a_warning(name: str, built: Callable[[str], Machine]) -> None:
+    built(name)
 
 
 @BOTH

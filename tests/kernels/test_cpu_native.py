@@ -229,7 +229,14 @@ def test_bogus_compiler_and_switch_fall_back_and_say_so_once(tmp_path: Path) -> 
     assert not list(tmp_path.glob("cache/headway/*")), "a failed build leaves nothing behind"
 
 
+@pytest.fixture
+def quick_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests of what becomes of the file do not wait for its code to be optimised."""
+    monkeypatch.setattr(loader, "FLAGS", (*loader.FLAGS, "-O0"))
+
+
 @needs_native
+@pytest.mark.usefixtures("quick_compiler")
 def test_cache_folder_is_honoured_private_and_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     folder = loader.cache_folder()
@@ -270,6 +277,7 @@ def test_preferred_dtype_follows_the_cpu(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @needs_native
+@pytest.mark.usefixtures("quick_compiler")
 def test_what_somebody_else_owns_or_can_write_is_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder, and the library in it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

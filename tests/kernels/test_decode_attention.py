@@ -31,6 +31,7 @@ from headway.kernels.testing import (
     make_paged_inputs,
     make_random,
 )
+from tests.kernels.pairs import pairs
 
 ROWS = [1, 37, 0, 130, 64, 65]  # context lengths; 64 ends with a tile, 65 begins one with its newest token
 CACHES = (7, 8)
@@ -147,9 +148,9 @@ def test_heads_that_are_not_rotated_whole_take_two_launches(size: int, rotary: i
     check(make([70, 5], device, size=size, rotary=rotary))
 
 
-@shapes
-@pytest.mark.parametrize(("window", "block_size"), [(1, 8), (7, 16), (64, 8), (65, 64), (1000, 16)])
-def test_windows_and_block_sizes(window: int, block_size: int, shape: dict[str, Any], device: str) -> None:
+@pytest.mark.parametrize(("shape", "sizes"), pairs(SHAPES, [(1, 8), (7, 16), (64, 8), (65, 64), (1000, 16)], 2))
+def test_windows_and_block_sizes(shape: dict[str, Any], sizes: tuple[int, int], device: str) -> None:
+    window, block_size = sizes
     check(make([150, 64, 0, 65, 1], device, window=window, block_size=block_size, **shape))
 
 

@@ -24,6 +24,9 @@ SHAPES = {"more values": (2, 4, 9, 7, 4, 0), "wide values": (1, 3, 5, 18, 3, 2),
 PARTS = causal_conv, gated_delta, gated_rms_norm
 YOUNG = Step([(1, 0, 6), (1, 1, 2), (1, 2, 3)], pad=0)
 """Rows whose windows begin before their first token."""
+DRAFTS = [(1, False), (2, True), (3, True), (4, False), (5, False), (6, False), (7, True), (8, True)]
+"""Tokens of a row, and whether decays are by channel: either of them with every shape, type and half of the widths."""
+SELDOM = [(width, not by_channel) for width, by_channel in DRAFTS]
 WINDOW, STATE, STEP, INPUTS = 2, 9, 14, 21
 """Where arguments stand."""
 
@@ -114,8 +117,9 @@ def test_kernel_gives_what_three_kernels_give(
     assert not found[0][~step.live].any()
 
 
-@pytest.mark.parametrize("width", range(1, 9))
-@pytest.mark.parametrize("by_channel", [False, True])
+@pytest.mark.parametrize(
+    ("width", "by_channel"), [*DRAFTS, *(pytest.param(*each, marks=pytest.mark.soak) for each in SELDOM)]
+)
 def test_rows_of_drafts_and_rings(width: int, by_channel: bool, device: str) -> None:
     """Rows of mixed numbers of tokens, which store their states behind their first token, behind their last one or not at all,
     and run as many again as a ring can hold, or none."""

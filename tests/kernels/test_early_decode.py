@@ -14,6 +14,7 @@ from headway.kernels.paged_attention.hopper import early_decode
 from headway.kernels.paged_attention.hopper.decode_tiles import EarlyTile
 from headway.kernels.testing import assert_close, interpreter_loops, make_paged_inputs
 from tests.kernels.gluon_decode import modelled
+from tests.kernels.pairs import pairs
 from tests.kernels.test_decode_attention import ROWS, check, check_saturation, make
 
 TILES = [EarlyTile(4, 1), EarlyTile(2, 3), EarlyTile(4, 2, 1.5), EarlyTile(8, 1, 0.2), EarlyTile(2, 2, 0.1),
@@ -39,9 +40,8 @@ SHAPES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_kernel_equals_reference(tile: EarlyTile, shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("shape", "tile"), pairs(SHAPES, TILES, 3))
+def test_kernel_equals_reference(shape: dict[str, Any], tile: EarlyTile) -> None:
     with modelled(), patch.object(early_decode, "early_tile", lambda *_: tile):
         check(make(ROWS, "cpu", pad_rows=1, **shape))
 

@@ -16,6 +16,7 @@ from headway.kernels.paged_attention.hopper.early_decode import serves, shares_o
 from headway.kernels.testing import assert_close, make_paged_inputs
 from tests.kernels.draft_rows import ROWS, check, make
 from tests.kernels.gluon_decode import modelled
+from tests.kernels.pairs import pairs
 
 TILES = [EarlyTile(4, 1), EarlyTile(2, 3), EarlyTile(8, 1, 0.2), EarlyTile(2, 1, 3.0, 4)]
 SHAPES: list[dict[str, Any]] = [
@@ -35,9 +36,8 @@ def tiled(tile: EarlyTile) -> Any:
     return patch.object(early_decode, "early_tile", lambda *_: tile)
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_kernel_equals_reference(tile: EarlyTile, shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("shape", "tile"), pairs(SHAPES, TILES, 2))
+def test_kernel_equals_reference(shape: dict[str, Any], tile: EarlyTile) -> None:
     with modelled(), tiled(tile):
         check(make(ROWS, "cpu", **shape))
 
@@ -52,9 +52,8 @@ def test_widths(width: int, heads: tuple[int, int]) -> None:
             check(make(rows, "cpu", width=width, heads=heads))
 
 
-@pytest.mark.parametrize("tile", TILES, ids=str)
-@pytest.mark.parametrize("shape", SHAPES[:6:2] + SHAPES[7:], ids=str)
-def test_queries_that_are_turned(tile: EarlyTile, shape: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("shape", "tile"), pairs(SHAPES[:6:2] + SHAPES[7:], TILES, 2))
+def test_queries_that_are_turned(shape: dict[str, Any], tile: EarlyTile) -> None:
     """``paged_attention`` of such rows, whose keys are all cached."""
     shape = {"size": 64, "dtype": torch.float16, **shape}
     rule = {name: shape.pop(name, 0) for name in ("window", "soft_cap", "chunk")}

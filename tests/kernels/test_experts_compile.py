@@ -4,15 +4,13 @@ in 4 bits with products of a warp; no spills, nothing that waits."""
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from headway.kernels.hopper import GLUON_VERSIONS
+from tests.kernels.compiler_process import run_module
 from tests.kernels.test_forward_compiles import SHARED_LIMIT
 
 pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not only the language")
@@ -21,13 +19,7 @@ if not version("triton").startswith(GLUON_VERSIONS):
 
 
 def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
-    here = Path(__file__).resolve()
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(here.parents[2]), "TRITON_CACHE_DIR": str(tmp_path)}
-    script = [sys.executable, str(here.with_name("compile_experts.py"))]
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    kernels = [json.loads(line) for line in run_module("tests.kernels.compile_experts", tmp_path).splitlines()]
     assert len(kernels) == 14
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_LIMIT and kernel["spilled"] == 0 and not kernel["serialized"], kernel

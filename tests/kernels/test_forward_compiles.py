@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from headway.kernels.hopper import GLUON_VERSIONS
+from tests.kernels.compiler_process import run_module
 
 pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not only the language")
 if not version("triton").startswith(GLUON_VERSIONS):
@@ -22,13 +20,7 @@ SHARED_LIMIT = 227 * 1024
 
 @pytest.mark.parametrize(("which", "number"), [("main", 73), pytest.param("others", 28, marks=pytest.mark.soak)])
 def test_kernels_compile_for_sm_90(which: str, number: int, tmp_path: Path) -> None:
-    here = Path(__file__).resolve()
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"PYTHONPATH": str(here.parents[2]), "TRITON_CACHE_DIR": str(tmp_path)}
-    script = [sys.executable, str(here.with_name("compile_forward.py")), which]
-    done = subprocess.run(script, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+    kernels = [json.loads(line) for line in run_module("tests.kernels.compile_forward", tmp_path, which).splitlines()]
     assert len(kernels) == number
     for kernel in kernels:
         assert kernel["shared"] <= SHARED_LIMIT, kernel

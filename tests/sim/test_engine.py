@@ -59,8 +59,20 @@ def test_keys_and_values_in_8_bits(depth: int, seed: int) -> None:
         assert watch.num_steps == core.stats().num_steps > 0
 
 
-@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-@pytest.mark.parametrize(("depth", "seed"), [(1, 0), (1, 1), (2, 2), (2, 3), (4, 4), (4, 5)])
+def case(often: bool, *values: Any) -> Any:
+    """Run every time, or with the long sweeps: each depth has graphs and none, and either pool, but not every mixture."""
+    words = ("graphs" if each is True else "eager" if each is False else str(each) for each in values)
+    return pytest.param(*values, id="-".join(words), marks=() if often else pytest.mark.soak)
+
+
+@pytest.mark.parametrize(
+    ("depth", "seed", "graphs"),
+    [
+        case(graphs == (seed % 2 == 0), depth, seed, graphs)
+        for depth, seed in [(1, 0), (1, 1), (2, 2), (2, 3), (4, 4), (4, 5)]
+        for graphs in (True, False)
+    ],
+)
 def test_every_feature(depth: int, seed: int, graphs: bool) -> None:
     with simulated(seed, run_ahead=depth, enforce_eager=not graphs) as (core, _, watch):
         for feature, params in FEATURES.items():
@@ -73,9 +85,15 @@ def test_every_feature(depth: int, seed: int, graphs: bool) -> None:
         assert watch.num_steps == core.stats().num_steps > 0
 
 
-@pytest.mark.parametrize("pool", ["roomy", "small"])
-@pytest.mark.parametrize("graphs", [True, False], ids=["graphs", "eager"])
-@pytest.mark.parametrize(("depth", "seed"), [(0, 6), (1, 7), (2, 8), (4, 9), (8, 10), ("auto", 11), ("auto", 12)])
+@pytest.mark.parametrize(
+    ("depth", "seed", "graphs", "pool"),
+    [
+        case(graphs == ((pool == "roomy") == (seed % 2 == 0)), depth, seed, graphs, pool)
+        for depth, seed in [(0, 6), (1, 7), (2, 8), (4, 9), (8, 10), ("auto", 11), ("auto", 12)]
+        for graphs in (True, False)
+        for pool in ("roomy", "small")
+    ],
+)
 def test_mixed_features(depth: Any, seed: int, graphs: bool, pool: str) -> None:
     """More requests than slots, prompts cut into chunks, and (small) preemptions."""
     batch = requests_for(list(FEATURES.values()) * 2, seed=2)

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import inspect
 import linecache
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -57,12 +58,17 @@ class Place(NamedTuple):
 NOWHERE = Place("?", 0, "?")
 
 
+@cache
+def _is_internal(file: str) -> bool:
+    return file.startswith(_INTERNAL)
+
+
 def here() -> Place:
     """The innermost line that belongs neither to torch nor to the simulated device."""
     frame = inspect.currentframe()
     while frame is not None:
         code = frame.f_code
-        if not code.co_filename.startswith(_INTERNAL):
+        if not _is_internal(code.co_filename):
             return Place(code.co_filename, frame.f_lineno, code.co_name)
         if frame.f_back is None:
             break

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from headway.device.base import Event, Stream
 from headway.device.sim.clocks import Clock, merge
 from headway.device.sim.errors import HostSyncError, Place, RaceError, SimError, here
-from headway.device.sim.memory import Access, Memory, access
+from headway.device.sim.memory import Access, Memory
 
 HOST = "host"
 SPEEDS = (0.0, 0.0, 0.3, 0.5, 0.6, 1.0)
@@ -286,7 +286,7 @@ class Timeline:
             if memory.graph is None:
                 memory.freed = place
 
-        whole = access(memory, memory.flat, True)
+        whole = Access(memory, 0, memory.flat.nbytes, True)
         stream = next(stream for stream in self.streams if stream.name == memory.stream)
         if memory.graph is not None:
             if self.capturing is not None and memory.graph is self.capturing:
@@ -322,9 +322,12 @@ class Timeline:
         """Time passes on the host: fast streams get some work done."""
         if self.capturing is not None:
             return
-        for stream in self.rng.sample(self.streams, len(self.streams)):
-            while stream.speed and self._runnable(stream) and self.rng.random() < stream.speed:
-                with _plainly():
+        streams = self.rng.sample(self.streams, len(self.streams))
+        if not any(stream.speed and self._runnable(stream) for stream in streams):
+            return
+        with _plainly():
+            for stream in streams:
+                while stream.speed and self._runnable(stream) and self.rng.random() < stream.speed:
                     self._step(stream)
 
     def run_until(self, mark: Mark) -> None:
