@@ -6,8 +6,10 @@
 
 ``tools/draw_faults.py`` draws the mistakes in proportion to the floors' lines. Each is planted in a copy of the tree and tried
 by the tests that execute its line, which ``tools/covered_tests.py`` wrote to MAP: those first that execute little else, then a
-few of every test file, for ``--bound`` seconds. For a line that none of them executes those run that
-``tools/planted_floors.py`` calls nearest. First outcomes are kept; ``--again`` writes beside them. A survivor gets its
+few of every test file, for ``--bound`` seconds. Behind them, or instead where none executes the line, come the test files that
+MAP knows nothing of, those first that ``tools/planted_floors.py`` calls nearest. What survives that is tried by the others that
+execute the line, and then by all near files' tests that CI runs and MAP has not, slow ones included, for ``--patience`` seconds
+each: only then nothing has caught it. First outcomes are kept; ``--again`` writes beside them. A survivor gets its
 ``verdict`` by hand, in the file: "equivalent: ..." if nobody could tell it from the code as it is, or what was done about its
 class.
 """
@@ -43,6 +45,8 @@ OF_FLOOR = {
     "cli": ("tests/cli/test_cli_frozen.py", "tests/cli/test_commands.py::test_help_is_quick_and_loads_no_torch"),
 }
 """Those that run a floor's modules in a process of their own, which is not watched."""
+CI = "not soak and not gpu and not attack"
+"""What CI runs: slow tests, too."""
 EACH_FILE = 3
 MOST_TESTS = 400
 """Ids that one command line takes."""
@@ -54,6 +58,7 @@ class Mutant:
 
     Attributes:
         tests: how many execute its line.
+        cut: of a survivor: tests were left out, because their time was over.
         test, error: what caught it at the first run; empty when nothing did.
         now: the test that catches it at a later run.
         verdict: of a survivor, see the module.
@@ -66,6 +71,7 @@ class Mutant:
     what: str
     kind: str
     tests: int = 0
+    cut: bool = False
     test: str = ""
     error: str = ""
     seconds: float = 0.0
@@ -100,13 +106,33 @@ def chosen(names: Sequence[str], covered: CoverageMap, bound: float) -> list[str
     return [name for own in order for name in own if name in taken]
 
 
+def unmapped(file: str, covered: CoverageMap) -> list[str]:
+    """Test files of which the map has no test, the nearest first."""
+    mapped = {name.partition("::")[0] for name in covered.seconds}
+    return [each for each in nearest(file, 0)[1][len(PLANTED) + 1 :] if each not in mapped]
+
+
 def tests_of(mutation: Mutation, covered: CoverageMap, bound: float) -> list[str]:
     """What may tell: arguments for pytest."""
     names = covered.tests(mutation.file, mutation.number)
-    found = chosen(names, covered, bound) if names else nearest(mutation.file, bound)[1][len(PLANTED) + 1 :]
+    found = [*(chosen(names, covered, bound) if names else ()), *unmapped(mutation.file, covered)]
     limits = f"--timeout={2 * bound:g}", f"--session-timeout={4 * bound:g}"  # machines and moments differ by as much
     always = (*READ_SOURCES, *OF_FLOOR.get(Path(mutation.file).parts[1], ()))
-    return [*PYTEST, *limits, *found, *(each for each in always if each not in found)]
+    return [*PYTEST, *limits, *always, *(each for each in found if each not in always)]
+
+
+def others_of(mutation: Mutation, covered: CoverageMap, bound: float, patience: float) -> Iterator[list[str]]:
+    """What may tell besides: arguments for pytest, one run after the other."""
+    names = covered.tests(mutation.file, mutation.number)
+    ran = chosen(names, covered, bound) if names else []
+    limits = f"--timeout={patience:g}", f"--session-timeout={patience:g}"
+    if rest := [name for name in names if name not in ran]:
+        yield ["-q", "-x", "-m", CI, *limits, *rest]
+    executes = {name.partition("::")[0] for name in names}
+    near = [each for each in nearest(mutation.file, 0)[1][len(PLANTED) + 1 :] if each not in executes]
+    yield ["-q", "-x", "-m", f"slow and {CI}", *limits, *sorted(executes), *near]
+    if not names:  # nothing is known: whole files
+        yield ["-q", "-x", "-m", CI, *limits, *near]
 
 
 def out_of_time(output: str) -> bool:
@@ -114,22 +140,26 @@ def out_of_time(output: str) -> bool:
     return not failure(output)[0] and "session-timeout:" in output
 
 
-def tried(mutation: Mutation, tree: WarmTree, covered: CoverageMap, bound: float) -> Mutant:
+def tried(mutation: Mutation, tree: WarmTree, covered: CoverageMap, bound: float, patience: float) -> Mutant:
     """What became of one mistake."""
     mutant = Mutant(**mutation._asdict(), tests=len(covered.tests(mutation.file, mutation.number)))
     fault = Fault(name="mutant", file=mutant.file, old=mutant.old, new=mutant.new, what=mutant.what)
     begun = time.monotonic()
+    more = others_of(mutation, covered, bound, patience) if patience else ()
     with tree.changed(mutant.file, fault.planted((ROOT / mutant.file).read_text(encoding="utf-8"))):
-        failed, output = tree.pytest(tests_of(mutation, covered, bound), 8 * bound)
-    if failed:
-        test, error = failure(output)
-        if not out_of_time(output):
-            mutant.test, mutant.error = test or "collection", error[:100]
+        for arguments in (tests_of(mutation, covered, bound), *more):
+            failed, output = tree.pytest(arguments, 2 * max(4 * bound, patience))
+            if failed and not out_of_time(output):
+                test, error = failure(output)
+                mutant.test, mutant.error = test or "collection", error[:100]
+                break
+            mutant.cut = mutant.cut or failed
+    mutant.cut = mutant.cut and not mutant.test
     mutant.seconds = round(time.monotonic() - begun, 1)
     return mutant
 
 
-def run(mutations: Iterable[Mutation], covered: CoverageMap, bound: float) -> Iterator[Mutant]:
+def run(mutations: Iterable[Mutation], covered: CoverageMap, bound: float, patience: float = 0.0) -> Iterator[Mutant]:
     """Try them all, and say how it went.
 
     Raises:
@@ -141,8 +171,8 @@ def run(mutations: Iterable[Mutation], covered: CoverageMap, bound: float) -> It
                 failed, output = tree.pytest(tests_of(each, covered, bound), 8 * bound)
                 if failed and not out_of_time(output):
                     raise RuntimeError(f"{output}\nthe clean tree fails")
-            mutant = tried(each, tree, covered, bound)
-            word = "caught" if mutant.test else "SURVIVED"
+            mutant = tried(each, tree, covered, bound, patience)
+            word = "caught" if mutant.test else "CUT" if mutant.cut else "SURVIVED"
             place = f"{mutant.file.removeprefix('headway/')}:{mutant.number}"
             print(f"{word:8} {mutant.seconds:4.0f} s  {place:40} {mutant.what:40} {mutant.test[:100]}", flush=True)
             yield mutant
@@ -207,12 +237,12 @@ def keep(path: Path, command: str, mutants: Sequence[Mutant]) -> None:
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def try_again(path: Path, covered: CoverageMap, bound: float) -> None:
+def try_again(path: Path, covered: CoverageMap, bound: float, patience: float = 0.0) -> None:
     """Survivors anew: what is caught now."""
     command, mutants = kept(path)
     left = [each for each in mutants if not each.test and not each.now and not each.verdict.startswith("equivalent")]
     anew = [Mutation(*(getattr(each, name) for name in Mutation._fields)) for each in left]
-    for old, new in zip(left, run(anew, covered, bound), strict=True):
+    for old, new in zip(left, run(anew, covered, bound, patience), strict=True):
         old.now = new.test
         keep(path, command, mutants)
 
@@ -225,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--floors", nargs="+", default=FLOORS)
     parser.add_argument("--bound", type=float, default=60, help="seconds for the tests of one mistake")
+    parser.add_argument("--patience", type=float, default=0, help="seconds for each kind of other tests of a survivor")
     parser.add_argument("--json", type=Path, help="write the outcomes there, after each")
     parser.add_argument("--again", type=Path, help="outcomes whose survivors are tried again")
     parser.add_argument("--show", type=Path, nargs="+", help="outcomes that are shown; nothing is run")
@@ -242,10 +273,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     covered = CoverageMap(options.map)
     path = options.again or options.json
     if options.again:
-        try_again(path, covered, options.bound)
+        try_again(path, covered, options.bound, options.patience)
         mutants = kept(path)[1]
     else:
         command = f"tools/mutants.py MAP --seed {options.seed} --number {options.number} --bound {options.bound:g}"
+        command += f" --patience {options.patience:g}" if options.patience else ""
         command += f" --floors {' '.join(options.floors)}"
         mutants = []
         if path and path.exists():  # a run that was ended goes on
@@ -253,7 +285,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if before != command:
                 parser.error(f"{path} is of another run: {before}")
         drawn = [*sampled(options.seed, options.number, options.floors)][len(mutants) :]
-        for mutant in run(drawn, covered, options.bound):
+        for mutant in run(drawn, covered, options.bound, options.patience):
             mutants.append(mutant)
             if path:
                 keep(path, command, mutants)
