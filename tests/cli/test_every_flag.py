@@ -383,7 +383,7 @@ def test_a_files_name_says_what_is_in_it(tmp_path: Path) -> None:
 
 def test_each_option_of_a_request() -> None:
     item = make_items(ServeArgs(num_prompts=1, input_len=3, output_len=8))[0]
-    numbers = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "presence_penalty": 0.75,
+    numbers: dict[str, Any] = {"temperature": 0.5, "top_p": 0.25, "top_k": 7, "min_p": 0.125, "presence_penalty": 0.75,
                "frequency_penalty": 1.5, "repetition_penalty": 1.25}  # fmt: skip
     body = json.loads(request_body(ServeArgs(**numbers, logprobs=3, ignore_eos=True), "m", item))
     assert body == {
