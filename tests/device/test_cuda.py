@@ -101,7 +101,7 @@ def test_events(called: Called) -> None:
     device: Any = CudaDevice(torch.device("cuda:0"))
     plain: Any = device.new_event()
     timed: Any = device.new_event(timing=True)
-    assert type(plain) is type(timed) is CudaEvent and type(device.main) is CudaStream
+    assert {type(plain), type(timed)} == {CudaEvent} and {type(device.main)} == {CudaStream}
     assert plain.raw.made == ("event", False, False) and timed.raw.made == ("event", True, False)
     called.clear()
     timed.record(device.main)
