@@ -254,6 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--number", type=int, default=100)
     parser.add_argument("--floors", nargs="+", default=FLOORS)
+    parser.add_argument("--these", nargs="+", default=(), help="floors of the draw that are run now; default: all")
     parser.add_argument("--bound", type=float, default=60, help="seconds for the tests of one mistake")
     parser.add_argument("--patience", type=float, default=0, help="seconds for each kind of other tests of a survivor")
     parser.add_argument("--json", type=Path, help="write the outcomes there, after each")
@@ -284,7 +285,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             before, mutants = kept(path)
             if before != command:
                 parser.error(f"{path} is of another run: {before}")
-        drawn = [*sampled(options.seed, options.number, options.floors)][len(mutants) :]
+        whole = sampled(options.seed, options.number, options.floors)
+        drawn = [each for each in whole if not options.these or Path(each.file).parts[1] in options.these]
+        drawn = drawn[len(mutants) :]
         for mutant in run(drawn, covered, options.bound, options.patience):
             mutants.append(mutant)
             if path:
