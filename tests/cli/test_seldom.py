@@ -17,7 +17,7 @@ import torch
 from typer.testing import CliRunner
 
 from headway.cli import embed, env, streaming
-from headway.cli.bench import drafts, online, worker
+from headway.cli.bench import drafts, load, online, worker
 from headway.cli.bench.datasets import Vocabulary
 from headway.cli.bench.drafts import DraftCounts
 from headway.cli.bench.load import LoadResult, Plan, Planned
@@ -29,6 +29,7 @@ from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
 from headway.core.params import SamplingParams
 from headway.syncs import cli as syncs_cli
+from tests.cli.fake_server import Answer, serving
 
 
 def test_every_option_of_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,3 +335,50 @@ def test_a_load_process_whose_parent_has_gone(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("sys.stdout", SimpleNamespace(buffer=sink))
     worker.main()
     assert sink.getvalue() == b"ready\n"
+
+
+@pytest.mark.parametrize(("completed", "failed", "status"), [(3, 0, 0), (2, 1, 1), (0, 3, 1), (2, 0, 130), (1, 1, 130)])
+def test_how_a_bench_ends(
+    completed: int, failed: int, status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The block, what a reader must know, whether it was interrupted, and where the result is; and a status for each end."""
+    found = {"completed": completed, "failed": failed, "errors": {"gone": failed} if failed else {}, "lag_p99_ms": 9.0,
+             "output_tokens_counted_by_server": True, "model_id": "m", "request_rate": "inf", "date": "d"}  # fmt: skip
+
+    async def measure(args: ServeArgs, show: bool) -> dict[str, Any]:
+        assert show and args.num_prompts == 3
+        return found
+
+    monkeypatch.setattr(online, "measure", measure)
+    monkeypatch.setattr(online.metrics, "block", lambda figures, settings: f"block {figures is found} {settings}")
+    flags = ["--num-prompts", "3", "--num-workers", "2", "--request-rate", "7", "--max-concurrency", "5"]
+    saved = ["--save-result", "--result-dir", str(tmp_path)]
+    result = CliRunner().invoke(app, ["bench", "serve", *flags, *saved])
+    assert result.exit_code == status, result.output
+    assert result.stdout == f"block True {online.settings_of(ServeArgs(request_rate=7.0, max_concurrency=5))}\n"
+    ended = completed + failed
+    assert result.stderr.splitlines() == [
+        *([f"headway: {failed} x gone"] if failed else []),
+        "headway: the load generator was late by 9.0 ms (99th percentile); use more than --num-workers 2",
+        *([f"headway: interrupted: these are the {ended} of 3 requests that had ended"] if ended < 3 else []),
+        f"wrote {tmp_path / 'openai-infqps-m-d.json'}",
+    ]
+    plain = CliRunner().invoke(app, ["bench", "serve", *flags])
+    assert "wrote" not in plain.output
+
+
+@pytest.mark.parametrize("stopped", [True, False])
+def test_nothing_of_a_load_goes_on_behind_its_end(stopped: bool) -> None:
+    """Requests that were given up have ended, and their connections are closed, when the run returns."""
+
+    async def loaded(url: str) -> set[Any]:
+        stop = asyncio.Event()
+        if stopped:
+            asyncio.get_running_loop().call_later(0.05, stop.set)
+        plan = Plan(url, "/v1/completions", {}, [Planned(i, 0.0, b"{}") for i in range(3)], None, 60.0)
+        result = await load.run(plan, stop=stop)
+        assert len(result.records) == (0 if stopped else 3)
+        return asyncio.all_tasks() - {asyncio.current_task()}
+
+    with serving(lambda _: Answer(holds=stopped)) as server:
+        assert asyncio.run(loaded(server.url)) == set()
