@@ -35,18 +35,20 @@ from tools.planted_floors import ROOT, nearest
 from tools.warm_pytest import WarmTree
 
 PYTEST = ("-q", "-x", "-m", MARKS)
-READ_SOURCES = (
-    "tests/house/test_constants.py",
-    "tests/house/test_host_tensors.py",
-    "tests/house/test_tree.py::test_python_files_obey[text_encoding]",
-)
-"""Tests that see lines without executing them."""
+READ_SOURCES = {
+    "tests/house/test_constants.py": ("value", "name"),
+    "tests/house/test_host_tensors.py": ("call",),
+    "tests/house/test_tree.py::test_python_files_obey[text_encoding]": ("call",),
+}
+"""Tests that see lines without executing them, and the kinds of mistakes that they may see."""
 OF_FLOOR = {
     "cli": ("tests/cli/test_cli_frozen.py", "tests/cli/test_commands.py::test_help_is_quick_and_loads_no_torch"),
 }
 """Those that run a floor's modules in a process of their own, which is not watched."""
 CI = "not soak and not gpu and not attack"
 """What CI runs: slow tests, too."""
+TEST_SECONDS = 600
+"""Of one test, as in CI."""
 EACH_FILE = 3
 MOST_TESTS = 400
 """Ids that one command line takes."""
@@ -116,8 +118,9 @@ def tests_of(mutation: Mutation, covered: CoverageMap, bound: float) -> list[str
     """What may tell: arguments for pytest."""
     names = covered.tests(mutation.file, mutation.number)
     found = chosen(names, covered, bound) if names else []
-    limits = f"--timeout={2 * bound:g}", f"--session-timeout={4 * bound:g}"  # machines and moments differ by as much
-    always = (*READ_SOURCES, *OF_FLOOR.get(Path(mutation.file).parts[1], ()))
+    limits = f"--timeout={TEST_SECONDS}", f"--session-timeout={4 * bound:g}"  # machines and moments differ by as much
+    reading = [test for test, kinds in READ_SOURCES.items() if mutation.kind in kinds]
+    always = (*reading, *OF_FLOOR.get(Path(mutation.file).parts[1], ()))
     tests = dict.fromkeys([*found, *always, *unmapped(mutation.file, covered)])
     return [*PYTEST, *limits, *tests]
 
@@ -126,7 +129,7 @@ def others_of(mutation: Mutation, covered: CoverageMap, bound: float, patience: 
     """What may tell besides: arguments for pytest, one run after the other."""
     names = covered.tests(mutation.file, mutation.number)
     ran = chosen(names, covered, bound) if names else []
-    limits = f"--timeout={patience:g}", f"--session-timeout={patience:g}"
+    limits = f"--timeout={TEST_SECONDS}", f"--session-timeout={patience:g}"
     if rest := [name for name in names if name not in ran]:
         yield ["-q", "-x", "-m", CI, *limits, *rest]
     executes = {name.partition("::")[0] for name in names}

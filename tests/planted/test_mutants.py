@@ -152,9 +152,10 @@ def test_files_that_the_map_knows_nothing_of(tmp_path: Path) -> None:
     covered = CoverageMap(tmp_path)
     near = tool.unmapped(file, covered)
     assert mapped not in near and near.index("tests/server/test_small_rules.py") < near.index("tests/cli/test_embed.py")
-    mutation = Mutation(file, inside, "old", "new", "what", "kind")
+    mutation = Mutation(file, inside, "old", "new", "what", "call")
     tests = [each for each in tool.tests_of(mutation, covered, 1.0) if each.startswith("tests/")]
-    assert tests == [names[0], *READ_SOURCES, *near], "the other does not fit"
+    assert tests == [names[0], *[*READ_SOURCES][1:], *near], "the other does not fit"
+    assert not {*READ_SOURCES} & {*tool.tests_of(mutation._replace(kind="statement"), covered, 1.0)}
     rest, slow = tool.others_of(mutation, covered, 1.0, 5.0)
     assert rest[-1] == names[2] and "--session-timeout=5" in rest
     assert any(each.startswith("slow and not soak") for each in slow) and {mapped, *near} <= {*slow}
