@@ -350,7 +350,9 @@ def test_how_a_bench_ends(
         return found
 
     monkeypatch.setattr(online, "measure", measure)
-    monkeypatch.setattr(online.metrics, "block", lambda figures, settings: f"block {figures is found} {settings}")
+    monkeypatch.setattr(
+        "headway.cli.bench.metrics.block", lambda figures, settings: f"block {figures is found} {settings}"
+    )
     flags = ["--num-prompts", "3", "--num-workers", "2", "--request-rate", "7", "--max-concurrency", "5"]
     saved = ["--save-result", "--result-dir", str(tmp_path)]
     result = CliRunner().invoke(app, ["bench", "serve", *flags, *saved])
