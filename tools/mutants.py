@@ -250,10 +250,10 @@ def page(paths: Sequence[Path]) -> str:
         "How far the rates can be trusted. Up to seed 12, a bound on time on a busy machine and test files that the map",
         "did not know left out tests that would catch a mistake, which makes the rates low. While the runs of seed 1 went",
         "on, tests were written already and the tool was mended (its order of tests, its bound, outcomes that said nothing),",
-        "which may make them high. From seed 13 on a survivor has been tried by all tests of near files that CI runs, slow",
-        "ones included; where time cut them off, the same tests ran again with more. Limits that",
-        "`tests/house/constants.txt` lists, and from seed 13 on what records and functions assume, are caught by that list,",
-        "not by what they do.",
+        "which may make them high. From seed 13 on test files without a map are found by imports and run, too. Of seed 13,",
+        "what time cut off ran again, the likeliest files whole but not the suite, so that its rate may still be low. Draws",
+        "are of different floors; seed 13 is of all. Limits that `tests/house/constants.txt` lists, and from seed 13 on what",
+        "records and functions assume, are caught by that list, not by what they do.",
     ]
     for name, (command, mutants) in runs.items():
         lines += ["", f"## {name}", "", f"`{command}`", "", *table(mutants), "", *survivors(mutants)]

@@ -195,15 +195,17 @@ def test_outcomes_are_kept_and_counted(tmp_path: Path) -> None:
         mutant("state", now="tests/state/test_x.py::test_y"),
         mutant("state", tests=0),
     ]
-    keep(tmp_path / "out.json", "the command", some)
-    assert kept(tmp_path / "out.json") == ("the command", some)
+    path = tmp_path / "mutants-7-core.json"
+    keep(path, "the command", some)
+    assert kept(path) == ("the command", some)
     rows = table(some)[2:]
     assert rows == [
         "| core | 2 | 1 | 1 | 0 | 1 of 1 |",
         "| state | 2 | 0 | 0 | 1 | 1 of 2 |",
         "| all | 4 | 1 | 1 | 1 | 2 of 3 |",
     ]
-    text = page([tmp_path / "out.json"])
+    text = page([path])
+    assert "| 7 | 4 | 1 | **1 of 3 (33%)** | 2 of 3 |" in text
     assert "`the command`" in text and all(row in text for row in rows)
     left = survivors(some)[2:]
     assert len(left) == 3 and "both are sets" in left[0] and "`a \\| b` became `a & b`" in left[0]
