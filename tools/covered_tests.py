@@ -34,7 +34,6 @@ MARKS = "not slow and not soak and not gpu and not attack"
 TEST, TIMES = "COVERED_TEST", "COVERED_TIMES"
 """Environment variables: the test that runs, and the file of seconds by test."""
 RC = """[run]
-branch = true
 parallel = true
 sigterm = true
 relative_files = true

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +56,7 @@ def _files(parts: Sequence[str]) -> list[str]:
 
 def nearest(file: str, seconds: float) -> tuple[str, Sequence[str]]:
     """One check of all that a change of ``file`` concerns, for so many seconds: first the test files that name the module or
-    are named like it, then the folders."""
+    are named like it, then the folders, then every other test file from which imports lead there, the fewest first."""
     parts = Path(file).with_suffix("").parts
     module, stem = ".".join(parts), parts[-1] if parts[-1] not in _GENERAL else parts[-2]
     package = module.rpartition(".")[0]
@@ -65,14 +67,55 @@ def nearest(file: str, seconds: float) -> tuple[str, Sequence[str]]:
         place, elsewhere = str(test.relative_to(ROOT)), parts[1] not in test.parts
         is_named, uses = re.search(rf"(^|_){stem}(_|$)", test.stem), imports.search(test.read_text("utf-8"))
         rank = 2 * (is_named is None) + (uses is None)
-        if rank < 3 and not place.startswith(("tests/planted", "tests/house", "tests/gpu")):
+        if rank < 3 and not place.startswith(APART):
             ranked.append((rank + 3 * elsewhere, place))
     if sum(rank == 5 for rank, _ in ranked) > MOST_ELSEWHERE:  # everybody's module: its folders are likelier to tell
         ranked = [each for each in ranked if each[0] < 5]
-    found = dict.fromkeys([*(place for _, place in sorted(ranked)), *groups])
+    found = dict.fromkeys([*(place for _, place in sorted(ranked)), *groups, *by_imports(file)])
     return f"near {stem}", (*PYTEST, f"--session-timeout={seconds:g}", *found)
 
 
+def by_imports(file: str) -> list[str]:
+    """The test files from which imports, of helpers among the tests as well, lead to ``file``: those of few steps first."""
+    reached, edge, steps = {file: 0}, {file}, 0
+    importers: dict[str, set[str]] = {}
+    for importer, modules in _imports().items():
+        for module in modules:
+            importers.setdefault(module, set()).add(importer)
+    while edge:
+        steps += 1
+        edge = {each for module in edge for each in importers.get(module, ())} - reached.keys()
+        reached |= dict.fromkeys(edge, steps)
+    tests = [each for each in reached if each.startswith("tests/") and "/test_" in each]
+    return sorted((each for each in tests if not each.startswith(APART)), key=lambda each: (reached[each], each))
+
+
+@cache
+def _imports() -> Mapping[str, frozenset[str]]:
+    """What each file of the package and of the tests imports, inside functions as well; an import of a package is one of its
+    ``__init__.py``."""
+    paths = [path for top in ("headway", "tests") for path in sorted((ROOT / top).rglob("*.py"))]
+    files = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
+    places = {name: str(path.relative_to(ROOT)) for name, path in files.items()}
+    return {places[name]: frozenset(_imported(path, places)) for name, path in files.items()}
+
+
+def _imported(path: Path, places: Mapping[str, str]) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        names = [each.name for each in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+        if isinstance(node, ast.ImportFrom):
+            names = [
+                f"{node.module}.{name}" if f"{node.module}.{name}" in places else str(node.module) for name in names
+            ]
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.startswith("headway."):
+            names = [
+                node.value.partition(":")[0]
+            ]  # registries say where a thing is, and import it when it is asked for
+        yield from (places[name] for name in names if name in places)
+
+
+APART = ("tests/planted", "tests/house", "tests/gpu")
+"""Tests of the tests, and those that need a card."""
 _GENERAL = ("reference", "triton", "launch", "cpu", "base", "__init__")
 """Names of modules that say nothing: their package's counts."""
 MOST_ELSEWHERE = 6

@@ -96,7 +96,8 @@ class WarmTree:
         broken = "while loading conftest" in text or "ERROR collecting" in text
         if ended == pytest.ExitCode.USAGE_ERROR and not broken:
             raise RuntimeError(f"{text}\npytest was asked for what is not there")
-        return ended != 0, text if ended is not None else f"{text}\nTimeoutError: more than {seconds:g} s"
+        failed = ended not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)  # markers may leave none
+        return failed, text if ended is not None else f"{text}\nTimeoutError: more than {seconds:g} s"
 
     def _has(self, test: str) -> bool:
         """Tests may have come since the tree was copied."""

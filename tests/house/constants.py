@@ -1,5 +1,5 @@
-"""The numbers that the package gives names to: limits, time-outs, sizes of tables, what a record's fields are unless somebody
-says otherwise, as ``python -m tests.house.constants`` lists them.
+"""The numbers that the package gives names to: limits, time-outs, sizes of tables, what a record's fields and a function's
+arguments are unless somebody says otherwise, as ``python -m tests.house.constants`` lists them.
 
 They stand in constants.txt, too: tests compare with a limit by its name, and so follow it wherever a slip of a key takes it.
 """
@@ -54,6 +54,38 @@ def named(text: str) -> Iterator[tuple[str, float]]:
             yield from ((f"{statement.name}.{name}", value) for name, value in _assigned(statement.body))
 
 
+def assumed(text: str) -> Iterator[tuple[str, float]]:
+    """Flags of records, and numbers and flags of functions' arguments, as ``A.f(x)``: what they are unless somebody says."""
+    for path, node in _definitions(ast.parse(text), ""):
+        if isinstance(node, ast.ClassDef):
+            for statement in node.body:
+                if isinstance(statement, ast.AnnAssign) and isinstance(value := _constant(statement.value), bool):
+                    yield f"{path}.{ast.unparse(statement.target)}", value
+            continue
+        arguments = node.args
+        places = [*arguments.posonlyargs, *arguments.args]
+        pairs = [*zip(places[len(places) - len(arguments.defaults) :], arguments.defaults, strict=True)]
+        for argument, default in [*pairs, *zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)]:
+            value = number(default)
+            value = _constant(default) if value is None else value
+            if isinstance(value, int | float):
+                yield f"{path}({argument.arg})", value
+
+
+def _constant(node: ast.expr | None) -> object:
+    return node.value if isinstance(node, ast.Constant) else None
+
+
+def _definitions(
+    node: ast.AST, path: str
+) -> Iterator[tuple[str, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            name = f"{path}.{child.name}".removeprefix(".")
+            yield name, child
+            yield from _definitions(child, name)
+
+
 def _assigned(body: list[ast.stmt]) -> Iterator[tuple[str, float]]:
     for statement in body:
         if isinstance(statement, ast.Assign):
@@ -82,8 +114,9 @@ def found() -> list[str]:
     for path in sorted((ROOT / "headway").rglob("*.py")):
         place = path.relative_to(ROOT / "headway")
         if place.parts[0] not in APART:
-            for name, value in named(path.read_text(encoding="utf-8")):
-                if "." not in name or place.parts[0] not in RECORDS_APART:
+            text = path.read_text(encoding="utf-8")
+            for name, value in (*named(text), *assumed(text)):
+                if "(" in name or "." not in name or place.parts[0] not in RECORDS_APART:
                     lines.append(f"{place} {name} {value}")
     return lines
 

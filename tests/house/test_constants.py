@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from tests.house.constants import LISTED, found, named, number
+from tests.house.constants import LISTED, assumed, found, named, number
 
 
 def test_every_named_number_has_its_listed_value() -> None:
@@ -43,3 +43,10 @@ def test_which_are_named() -> None:
     text += "class R:\n    p: int = 3\n    q: tuple[int, int] = (4, 5)\n    r: bool = True\n"
     assert [*named(text)] == [("A", 3), ("B", 8), ("C", 1), ("D", 2.5), ("E[0]", 1), ("E[1]", 2), ("F", 5),
                                ("R.p", 3), ("R.q[0]", 4), ("R.q[1]", 5)]  # fmt: skip
+
+
+def test_what_is_assumed() -> None:
+    text = "def f(a, b=3, *, c=True, d=None, e=-1.5):\n    def g(x=2 * 4): ...\n"
+    text += "class R:\n    p: bool = False\n    q: int = 3\n    async def h(self, y=False, z='a'): ...\n"
+    assert [*assumed(text)] == [("f(b)", 3), ("f(c)", True), ("f(e)", -1.5), ("f.g(x)", 8), ("R.p", False),
+                                ("R.h(y)", False)]  # fmt: skip

@@ -79,3 +79,21 @@ def test_states_and_latents_in_16_bits(name: str) -> None:
     model = load_model(checkpoint, dtype=torch.bfloat16, device=HERE, max_model_len=own.MAX_LEN, progress=False, seed=0)
     assert isinstance(model, DecoderModel)
     check_rounded(model, case, chooses=has_mixtures(model) or name in FAR)
+
+
+SCALED = [name for name, case in TINY.items() if case.family.startswith(("Gemma", "Granite", "MiniCPM3"))]
+"""Models that may multiply their embeddings."""
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_embeddings_in_16_bits_have_transformers_bits(name: str) -> None:
+    """Some round their factor to the model's dtype first, others do not: which shows in 16 bits alone."""
+    oracle = tiny.hf_model(TINY[name])
+    model = tiny.ours(oracle, dtype=torch.bfloat16)
+    ids = torch.arange(3, 60)
+    with torch.no_grad():
+        embedded = oracle.bfloat16().get_input_embeddings()(ids)  # Gemma's multiplies by itself
+        factor = getattr(oracle.config, "embedding_multiplier", None)
+    found = model.embedding.forward(ids.to(torch.int32), model._multiplier)
+    assert torch.equal(found, embedded if factor is None else embedded * factor)
+    assert factor is not None or model._multiplier != 1.0

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from tools import mutants as tool
 from tools import mutations as mutations_module
 from tools.covered_tests import CoverageMap
 from tools.draw_faults import candidates, drawn, sampled
 from tools.mutants import OF_FLOOR, READ_SOURCES, Mutant, chosen, keep, kept, out_of_time, page, survivors, table
 from tools.mutations import ROOT, Mutation, is_python, mutations
+from tools.planted_floors import by_imports
 
 SOURCE = '''"""A module."""
 LIMIT = 3
@@ -139,10 +141,40 @@ def test_every_file_has_its_turn(tmp_path: Path) -> None:
     assert chosen(["c.py::1"], covered, 1.0) == ["c.py::1"], "one runs in any case"
 
 
+def test_files_that_the_map_knows_nothing_of(tmp_path: Path) -> None:
+    """They come behind those that execute the line, the nearest first; a survivor is tried by all others, slow ones too."""
+    file, mapped = "headway/server/sse.py", "tests/server/test_stream.py"
+    text = (ROOT / file).read_text().splitlines()
+    inside = next(i for i, line in enumerate(text, 1) if line.strip().startswith("return"))
+    names = [f"{mapped}::test_{i}" for i in range(3)]
+    data = {"tests": names, "files": {file: {str(inside): [0, 2]}}, "seconds": dict.fromkeys(names, 0.75)}
+    (tmp_path / "map.json").write_text(json.dumps(data))
+    covered = CoverageMap(tmp_path)
+    near = tool.unmapped(file, covered)
+    assert mapped not in near and near.index("tests/server/test_small_rules.py") < near.index("tests/cli/test_embed.py")
+    mutation = Mutation(file, inside, "old", "new", "what", "call")
+    tests = [each for each in tool.tests_of(mutation, covered, 1.0) if each.startswith("tests/")]
+    assert tests == [names[0], *[*READ_SOURCES][1:], *near], "the other does not fit"
+    assert not {*READ_SOURCES} & {*tool.tests_of(mutation._replace(kind="statement"), covered, 1.0)}
+    rest, slow = tool.others_of(mutation, covered, 1.0, 5.0)
+    assert rest[-1] == names[2] and "--session-timeout=5" in rest
+    assert any(each.startswith("slow and not soak") for each in slow) and {mapped, *near} <= {*slow}
+    unknown = [*tool.others_of(mutation._replace(file="headway/core/log.py"), covered, 1.0, 5.0)]
+    assert len(unknown) == 2 and not any(each.startswith("slow") for each in unknown[1])
+
+
+def test_imports_lead_to_tests() -> None:
+    """Also those of helpers, inside functions, and of what a registry names."""
+    assert by_imports("headway/server/sse.py")[0].startswith("tests/server/")
+    assert "tests/models/test_encoder_names.py" in by_imports("headway/models/mpnet.py")
+    assert not any(each.startswith("tests/planted") for each in by_imports("headway/core/params.py"))
+
+
 def test_a_run_whose_time_is_over_says_nothing() -> None:
     over = "!!!!!!!!!! session-timeout: 100.0 sec exceeded !!!!!!!!!!\n176 passed in 106.33s"
     failed = "FAILED tests/core/test_ids.py::test_an_id - AssertionError: 3"
     assert out_of_time(over) and not out_of_time(f"{failed}\n{over}") and not out_of_time(failed)
+    assert out_of_time(f"E   Failed: Timeout (>80.0s) from pytest-timeout.\n{failed.partition(' - ')[0]}")
 
 
 def test_outcomes_are_kept_and_counted(tmp_path: Path) -> None:
@@ -163,15 +195,17 @@ def test_outcomes_are_kept_and_counted(tmp_path: Path) -> None:
         mutant("state", now="tests/state/test_x.py::test_y"),
         mutant("state", tests=0),
     ]
-    keep(tmp_path / "out.json", "the command", some)
-    assert kept(tmp_path / "out.json") == ("the command", some)
+    path = tmp_path / "mutants-7-core.json"
+    keep(path, "the command", some)
+    assert kept(path) == ("the command", some)
     rows = table(some)[2:]
     assert rows == [
         "| core | 2 | 1 | 1 | 0 | 1 of 1 |",
         "| state | 2 | 0 | 0 | 1 | 1 of 2 |",
         "| all | 4 | 1 | 1 | 1 | 2 of 3 |",
     ]
-    text = page([tmp_path / "out.json"])
+    text = page([path])
+    assert "| 7 | 4 | 1 | **1 of 3 (33%)** | 2 of 3 |" in text
     assert "`the command`" in text and all(row in text for row in rows)
     left = survivors(some)[2:]
     assert len(left) == 3 and "both are sets" in left[0] and "`a \\| b` became `a & b`" in left[0]

@@ -59,6 +59,23 @@ def test_uninitialised_memory_is_poison(lazy: SimDevice) -> None:
     assert bool(value(floats).isnan().all())
 
 
+def test_a_fast_stream_works_while_the_host_goes_on() -> None:
+    """How much is done before anybody waits is the seed's choice: nothing, some of it, or all."""
+    done = set()
+    for seed in range(8):
+        device = SimDevice(seed, speeds=(0.9, 0.9))
+        device.enter()
+        with device.main.active():
+            x = torch.zeros(1, device=device.torch_device)
+            for _ in range(6):
+                x += 1
+        done.add(float(value(x)))
+        device.wait_idle()
+        assert float(value(x)) == 6.0
+        device.close()
+    assert len(done & set(map(float, range(7)))) > 1
+
+
 def test_views_share_memory_and_strides(lazy: SimDevice) -> None:
     base = torch.zeros(4, 6, device=lazy.torch_device)
     columns = base[:, 1::2].t()

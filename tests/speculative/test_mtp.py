@@ -18,7 +18,9 @@ from headway.core.messages import AddRequest
 from headway.core.speculative import read_speculative
 from headway.engine.boot import build_engine
 from headway.engine.core import EngineCore
+from headway.models.decoder import DecoderConfig
 from headway.models.load import describe
+from headway.models.registry import read_config
 from headway.state.cache_pool import bytes_per_block
 from tests.engine.harness import Answer, request, run
 from tests.sim.harness import folder_of_model, simulated
@@ -150,3 +152,12 @@ def test_what_cannot_draft_is_refused(tmp_path: Path) -> None:
 def test_older_names_of_the_method() -> None:
     found = read_speculative({"method": "deepseek_mtp", "num_speculative_tokens": 1})
     assert found is not None and found.method == "mtp"
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_layers_that_do_not_draft_are_told(number: int) -> None:
+    """Of a checkpoint with several such layers the first drafts, and the log says of how many."""
+    config = read_config(
+        json.loads((folder_of("v3") / "config.json").read_text()) | {"num_nextn_predict_layers": number}
+    )
+    assert isinstance(config, DecoderConfig) and config.mtp is not None and config.mtp.layers == number
