@@ -5,7 +5,7 @@
  * results are merged at the end; the cut depends on the row alone, so a row's result does not depend on its neighbours in
  * the batch, nor on the number of threads.
  */
-#include "common.h"
+#include "calls.h"
 
 #define KEYS 32
 #define CHUNK 128

@@ -6,7 +6,7 @@
  * Each output is one chain of multiply-adds over rising k whatever the number of rows, so a row's result does not depend on its
  * neighbours in the batch, nor on the number of threads.
  */
-#include "common.h"
+#include "calls.h"
 #include "float_tile.h"
 
 #define VECTORS (PANEL / LANES)
