@@ -10,11 +10,11 @@ from tests.house.source import ROOT, python_sources, text_sources
 BUDGET = {
     "cli": 6_100, "server": 7_482, "api": 10_628, "engine": 5_221, "runner": 2_969, "speculative": 1_864, "multimodal": 1_201,
     "models": 17_068, "attention": 807, "recurrent": 227, "sampling": 859, "pooling": 279, "state": 772, "parallel": 2_106,
-    "scheduler": 2_996, "device": 3_042, "kernels": 26_408, "weights": 1_705, "core": 2_856,
+    "scheduler": 2_996, "device": 3_042, "kernels": 26_409, "weights": 1_705, "core": 2_856,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""
-WHOLE_BUDGET = 94_590
+WHOLE_BUDGET = 94_591
 
 
 @pytest.mark.parametrize("rule", rules.PYTHON_RULES, ids=lambda rule: rule.__name__)

@@ -101,6 +101,8 @@ def test_each_pool_has_its_own_caches(ran: list[int]) -> None:
     assert torch.equal(first[1], alone.step([Row(2, range(5, 15))])[0])
     assert torch.equal(again[0], again[1])
     assert torch.equal(again[1], alone.step([Row(2, [3], 10)])[0])
+    for own, wanted in zip(machines[1].cached, alone.cached, strict=True):
+        assert torch.equal(own, wanted), "keys and values are in the pool of their own step"
     assert len(ran) == 4
 
 

@@ -151,7 +151,8 @@ class BlockRun:
             places.append(places[-1] + (tokens * width * item + 63) // 64 * 64)
         scratch = torch.empty(places[-1] + 64, dtype=torch.uint8)
         first, out = (scratch.data_ptr() + 63) // 64 * 64, torch.empty_like(normed)
-        tables = (_Group * len(groups))(*((*(each.data_ptr() for each in group), *group[0].shape) for group in groups))
+        found = [_Group(*(each.data_ptr() for each in group), *group[0].shape) for group in groups]
+        tables = (_Group * len(found))(*found)
         step = _Step(
             ctypes.addressof(tables), positions.data_ptr(), row_slots.data_ptr(), query_start.data_ptr(),
             residual.data_ptr(), out.data_ptr(), *(first + place for place in places[:3]), tokens, row_slots.shape[0],
