@@ -30,6 +30,7 @@ from headway.models.layers.mlp import MLP
 from headway.models.layers.moe import Mixture
 from headway.models.layers.norm import Norm, NormSpec, RMSNorm
 from headway.models.mtp import MTPSpec
+from headway.models.native_blocks import NativeBlocks
 from headway.models.rope import RopeConfig, rotation
 from headway.parallel.shard import VocabularyPart
 from headway.parallel.stage import Stage
@@ -220,6 +221,7 @@ class DecoderModel(nn.Module):
         self._layers: list[Block] = [block for block in self.blocks if isinstance(block, Block)]
         self._project_head = None if self.head is None else ProjectIn(None, self.head)
         self._forms = FormTable([], None, Rules())  # until ``finalize``
+        self._native = NativeBlocks([], 0, dtype)
 
     def _declare(self, layout: CacheLayout) -> ModelSpec:
         config = self.config
@@ -261,7 +263,10 @@ class DecoderModel(nn.Module):
         layers = self._own(want)
         auxiliary, batch_of_all = [], batch
         stream = self._enter(x, batch, self._layers[layers[0] - first], forms[layers[0] - first])
-        for i in layers:
+        done = 0
+        if not self.num_added:
+            done, stream = self._native(stream, batch, caches, want, min(narrow_from, self.config.own.stop))
+        for i in layers[done:]:
             layer, form = self._layers[i - first], forms[i - first]
             if i == narrow_from:
                 stream = layer.forward_last(stream, batch, caches.layers[i], form)
@@ -406,6 +411,8 @@ class DecoderModel(nn.Module):
         for block, following in zip(self._layers, [*self._layers[1:], None], strict=True):
             block.link(self.norm if following is None else following.first_norm)
         self.use_forms(rules_for(self.device, self.dtype) if is_on(FUSED_LAYERS) else Rules())
+        if self.device.type == "cpu":
+            self._native = NativeBlocks(self._layers, self.config.own.start, self.dtype)
 
     def use_forms(self, rules: Rules) -> None:
         """Run each product in the form that ``rules`` say is the fastest for a step's number of tokens."""

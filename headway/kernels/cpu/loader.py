@@ -48,6 +48,7 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "headway_blocks_pack": (None, [_POINTER] * 2 + [_INT64] * 2 + [_INT, _INT]),
     "headway_blocks_rows": (None, [_POINTER] * 3 + [_INT64] * 3 + [_INT, _INT, _INT]),
     "headway_blocks_set": (_INT, []),
+    "headway_decoder_blocks": (_INT, [_POINTER, _INT64, _POINTER, _POINTER]),
     "headway_apply_edits": (None, [_POINTER] * 2 + [_INT64] * 3),
     "headway_step_unpack": (None, [_POINTER] * 14 + [_INT64] * 9),
     "headway_slot_advance": (None, [_POINTER] * 16 + [_INT64] * 11),

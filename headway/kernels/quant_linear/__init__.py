@@ -79,6 +79,7 @@ class QuantizedLinear:
         packed: uint8, the op's layout.
         types, outputs: of the parts; neighbours of one type are one part.
         out_features, in_features: N, K.
+        plan: what the kernels need to know of them.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class QuantizedLinear:
             rows = group[0] if len(group) == 1 else torch.cat(group)
             block_ops.pack_rows(kind, rows, in_features, self.packed[start : start + size])
             start += aligned(size)
-        self._plan, self._multiply = block_ops.plan(self.types, self.outputs, in_features), block_ops.multiply
+        self.plan, self._multiply = block_ops.plan(self.types, self.outputs, in_features), block_ops.multiply
         self.exact = exact
         known = (torch.float32,) if exact else (torch.float32, torch.bfloat16)
         self._dtypes = known if bias is None else tuple(dtype for dtype in known if dtype is bias.dtype)
@@ -116,9 +117,13 @@ class QuantizedLinear:
         """x [..., K] -> [..., N]."""
         # Past the dispatcher, which costs more than a small layer.
         if type(x) is torch.Tensor and x.is_cpu and x.dtype in self._dtypes and x.shape[-1] == self.in_features:
-            return self._multiply(x.contiguous(), self.packed, self.bias, self._plan, self.exact)
+            return self._multiply(x.contiguous(), self.packed, self.bias, self.plan, self.exact)
         result: torch.Tensor = quant_linear(x, self.packed, self.bias, self.types, self.outputs, self.exact)
         return result
+
+    def takes(self, dtype: torch.dtype) -> bool:
+        """Whether the native kernels multiply x of ``dtype``."""
+        return dtype in self._dtypes
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Rows ids [T] of a weight of one type: [T, K] in ``dtype``."""

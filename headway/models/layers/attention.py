@@ -337,6 +337,13 @@ class Attention(nn.Module):
         return table, q_norm.weight, None if k_norm is None else k_norm.weight, self.eps
 
     @property
+    def is_plain(self) -> bool:
+        """Whether products, norms of heads, rotation and attention are all there is."""
+        spec = self.spec
+        more = (self._gate_rows, self.behind is not None, self.factors is not None, spec.v_norm, spec.qk_norm == "all")
+        return spec.causal and spec.shared_with is None and spec.flex is None and not any(more)
+
+    @property
     def whole_heads(self) -> bool:
         """Whether ``wide_qkv`` can do it at all."""
         spec = self.spec

@@ -2,6 +2,7 @@
  * outliers to 16, as two digits of 8, so that products are of integers; the sums of blocks are scaled and added in float32. Or x
  * stays as it is, in float32. */
 #include "blocks.h"
+#include "calls.h"
 
 #include "common.h"
 #include "float_tile.h"

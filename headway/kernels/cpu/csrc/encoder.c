@@ -1,5 +1,5 @@
 /* Encoders on a CPU: residual + layer norm in one pass, and attention both ways within each text, without padding. */
-#include "common.h"
+#include "transpose.h"
 
 #define MIN_ELEMENTS 32768 /* as in norm.c */
 #define QUERIES 6          /* queries that share what is read of keys and values: 12 registers accumulate */
@@ -147,14 +147,18 @@ INLINE void attend(const struct dense *a, int64_t row, int64_t head, struct scra
     const int64_t padded = (keys + 2 * LANES - 1) / (2 * LANES) * (2 * LANES);
     const int64_t stride = (a->heads + 2 * a->kv_heads) * size, kv = head / (a->heads / a->kv_heads);
     const int64_t key_at = first * stride + (a->heads + kv) * size, value_at = key_at + a->kv_heads * size;
-    for (int64_t j = 0; j < keys; j++)
+    for (int64_t j = 0; j < padded; j += LANES)
         for (int64_t d = 0; d < size; d += LANES) {
-            const vf k = load(a->qkv, key_at + j * stride + d, bf);
-            for (int lane = 0; lane < LANES; lane++) s->keys[(d + lane) * padded + j] = k[lane];
-            store(s->values, j * size + d, load(a->qkv, value_at + j * stride + d, bf), 0);
+            vf k[LANES];
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; lane++)
+                k[lane] = j + lane < keys ? load(a->qkv, key_at + (j + lane) * stride + d, bf) : (vf){0};
+            transpose(k);
+#pragma GCC unroll 16
+            for (int lane = 0; lane < LANES; lane++) store(s->keys, (d + lane) * padded + j, k[lane], 0);
         }
-    for (int64_t d = 0; d < size; d++)
-        for (int64_t j = keys; j < padded; j++) s->keys[d * padded + j] = 0;
+    for (int64_t j = 0; j < keys; j++)
+        for (int64_t d = 0; d < size; d += LANES) store(s->values, j * size + d, load(a->qkv, value_at + j * stride + d, bf), 0);
     const int64_t blocks = (keys + QUERIES - 1) / QUERIES, out_stride = a->heads * size;
     for (int64_t b = 0; b < blocks; b++) {
         const int64_t q0 = keys * b / blocks, q1 = keys * (b + 1) / blocks;

@@ -6,7 +6,7 @@
  * Each output is one chain of multiply-adds over rising k whatever the number of rows, so a row's result does not depend on its
  * neighbours in the batch, nor on the number of threads.
  */
-#include "common.h"
+#include "calls.h"
 #include "float_tile.h"
 
 #define VECTORS (PANEL / LANES)
@@ -57,18 +57,30 @@ INLINE void tile(const int m, const enum form form, const char *x, int64_t x_str
     for (int i = 0; i < m; i++)
 #pragma GCC unroll 8
         for (int c = 0; c < VECTORS; c++) acc[i][c] = resume ? load(partial, i * PANEL + c * LANES, 0) : (vf){0};
+#if LANES == 16 /* an address may add a stride, or two, so that three rows share a register; compilers made them anew each step */
+    const char *base[(MAX_ROWS + 2) / 3];
+#pragma GCC unroll 4
+    for (int j = 0; j < (m + 2) / 3; j++) base[j] = x + 3 * j * x_stride;
+#define ROW(i) (base[(i) / 3] + (i) % 3 * x_stride)
+#else
+#define ROW(i) (x + (i) * x_stride + s * (form == WIDEN ? 8 : 4))
+#endif
+#define WEIGHTS(c) ((vu) * (const vu_mem *)(w + s * 128 + (c) * LANES * 4))
     for (int64_t s = 0; s < steps; s++) {
         __builtin_prefetch(ahead, 0, 2);
         if (fetch > 64) __builtin_prefetch(ahead + 64, 0, 2);
         ahead += fetch;
-#define WEIGHTS(c) ((vu) * (const vu_mem *)(w + s * 128 + (c) * LANES * 4))
-#define ROW(i) (x + (i) * x_stride + s * (form == WIDEN ? 8 : 4))
 #if LANES == 16 /* registers for both vectors of weights and one of x */
         const vu now[VECTORS] = {WEIGHTS(0), WEIGHTS(1)};
 #pragma GCC unroll 12
         for (int i = 0; i < m; i++)
 #pragma GCC unroll 8
             for (int c = 0; c < VECTORS; c++) acc[i][c] = add_step(acc[i][c], now[c], ROW(i), form);
+#pragma GCC unroll 4
+        for (int j = 0; j < (m + 2) / 3; j++) {
+            base[j] += form == WIDEN ? 8 : 4;
+            __asm__("" : "+r"(base[j])); /* stays in its register */
+        }
 #else /* for one of weights and every row of x */
 #pragma GCC unroll 8
         for (int c = 0; c < VECTORS; c++) {

@@ -1,5 +1,5 @@
 /* rms_norm, add_rms_norm, silu_mul: one row at a time, rows in parallel when there is enough of them. */
-#include "common.h"
+#include "calls.h"
 
 #define MIN_ELEMENTS 32768 /* less than this is done before a second thread has woken up */
 

@@ -1,5 +1,5 @@
 /* rope_kv_write: per-head norm (optional), rotation, and the write of keys and values into the paged cache. */
-#include "common.h"
+#include "calls.h"
 
 struct rope {
     const void *qkv, *q_norm, *k_norm;
