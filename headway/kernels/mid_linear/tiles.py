@@ -89,6 +89,11 @@ def mid_rows(kind: Kind, outputs: int, inputs: int) -> range:
     return range(BUCKETS[first - 1] + 1 if first else 1, max(found) + 1)
 
 
+def float16_rows(kind: Kind, outputs: int, inputs: int) -> range:
+    """``mid_rows`` in float16, beyond which the residual times a norm's weight may be."""
+    return range(0) if kind == "mid_add" else mid_rows(kind, outputs, inputs)
+
+
 def tile_for(kind: Kind, rows: int, outputs: int, inputs: int) -> MidTile:
     """The tile for [rows, K] x [N, K]^T, wanted by ``mid_rows`` or not.
 

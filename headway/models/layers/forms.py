@@ -23,7 +23,7 @@ import torch
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.linear_forms.bare import handover
 from headway.kernels.mid_linear.tiles import Kind as MidKind
-from headway.kernels.mid_linear.tiles import mid_rows
+from headway.kernels.mid_linear.tiles import float16_rows, mid_rows
 from headway.kernels.skinny_linear.tiles import Kind as FewKind
 from headway.kernels.skinny_linear.tiles import fused_rows
 from headway.kernels.wide_linear.tiles import Counts, wide_tokens
@@ -214,11 +214,6 @@ def rules_for(device: torch.device, dtype: torch.dtype) -> Rules:
     return Rules(fused_rows, mid_rows if dtype is torch.bfloat16 else float16_rows, wide_tokens, handover)
 
 
-def float16_rows(kind: MidKind, outputs: int, inputs: int) -> range:
-    """``mid_rows`` in float16, beyond which the residual times a norm's weight may be."""
-    return range(0) if kind == "mid_add" else mid_rows(kind, outputs, inputs)
-
-
 class FormTable:
     """The forms of a model's layers by number of tokens.
 
@@ -309,9 +304,8 @@ class FormTable:
                 limit = min(limit, rules.handover(*ops, *size))
             if tokens <= limit:
                 return "few"
-        early = (
-            rules.mid is not None and tokens < rules.mid(ops[1], *size).stop
-        )  # what more tokens have costs fewer no more
+        # what more tokens have costs fewer no more
+        early = rules.mid is not None and tokens < rules.mid(ops[1], *size).stop
         return "meet" if early else "plain"
 
     def _bare_forms(self, layer: LayerProducts, entering: bool, tokens: int) -> LayerForms:
