@@ -105,13 +105,12 @@ def test_windows_of_a_recording(monkeypatch: pytest.MonkeyPatch) -> None:
     async def run() -> None:
         ended: list[Any] = []
 
-        def window(_llm: Any, _transcriber: Any, _samples: Any, span: int, *_: Any) -> AsyncIterator[Any]:
-            return endless(ended, (SimpleNamespace(finished=False), span))
+        def window(_recording: Any, number: int, *_: Any) -> AsyncIterator[Any]:
+            return endless(ended, (SimpleNamespace(finished=False), number))
 
         monkeypatch.setattr(online, "_window", window)
-        nothing: Any = None
-        spans: Any = [0, 1, 2]
-        heard: Any = online._side_by_side(nothing, nothing, nothing, spans, nothing, "en", nothing)
+        recording: Any = SimpleNamespace(spans=[0, 1, 2])
+        heard: Any = online._side_by_side(recording)
         assert (await anext(heard))[2] == 0
         await asyncio.sleep(0.001)
         await heard.aclose()
