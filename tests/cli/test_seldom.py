@@ -59,7 +59,8 @@ def test_tuning_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
     """All the numbers of rows once and in order; the compiler's process ends whatever happens; the card's file is written."""
     said: list[Any] = []
     kernels = "headway.kernels."
-    shape, found = SimpleNamespace(name="shape"), SimpleNamespace(failed=["a", "b"], layers={"l": 1}, heads={"h": 2})
+    left = SimpleNamespace(junction="qkv", size=(8, 4))
+    found = SimpleNamespace(failed=["a", "b"], left=[left], entries={"kind": {"l": 1}})
 
     def noted(what: Any, answer: Any) -> Any:
         said.append(what)
@@ -69,47 +70,52 @@ def test_tuning_on_a_card(monkeypatch: pytest.MonkeyPatch) -> None:
         def close(self) -> None:
             said.append("closed")
 
-    class Search:
-        def __init__(self, device: torch.device, compiler: Any, *, most: int, until: float, say: Any) -> None:
-            said.append((device, type(compiler), most, until))
-            say("saying")
-
-        def run(self, shape: Any, rows: list[int]) -> Any:
-            assert torch.is_inference_mode_enabled()
-            said.append((shape, rows))
-            if rows == [7]:
-                raise RuntimeError("broke")
-            return found
+    def tune_groups(
+        config: Any,
+        groups: Any,
+        rows: list[int],
+        device: torch.device,
+        compiler: Any,
+        *,
+        most: int,
+        until: float,
+        say: Any,
+    ) -> Any:
+        assert torch.is_inference_mode_enabled()
+        said.append((config, groups, rows, device, type(compiler), most, until))
+        say("saying")
+        if rows == [7]:
+            raise RuntimeError("broke")
+        return found
 
     monkeypatch.setattr(
         "headway.weights.open_checkpoint", lambda name, load_format: SimpleNamespace(config=(name, load_format))
     )
-    monkeypatch.setattr(kernels + "linear_forms.shapes.decoder_shape", lambda config: noted(config, shape))
+    monkeypatch.setattr("headway.models.load.products", lambda config: noted(config, ["group"]))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(kernels + "hopper.runs_gluon", lambda device: device.index == 3)
     monkeypatch.setattr(kernels + "compiler_process.CompilerProcess", Compiler)
-    monkeypatch.setattr(kernels + "linear_forms.search.Search", Search)
+    monkeypatch.setattr(kernels + "linear_forms.tune.tune_groups", tune_groups)
     monkeypatch.setattr(kernels + "linear_forms.card.card_of", lambda device: f"card {device.index}")
-    monkeypatch.setattr(kernels + "linear_forms.winners.layer_entries", lambda shape, layers: {shape.name: layers})
-    monkeypatch.setattr(kernels + "linear_forms.winners.head_entries", lambda shape, heads: {"heads": heads})
     monkeypatch.setattr(kernels + "linear_forms.table.save_tuned", lambda *both: noted(both, "F"))
     monkeypatch.setattr("headway.cli.tune.time.monotonic", lambda: 100.0)
     result = CliRunner().invoke(
         app, ["tune", "m", "--rows", "8", "--rows", "2", "--rows", "8", "--seconds", "5", "--most", "4"]
     )
     assert result.exit_code == 0, result.output
-    assert result.stdout == "saying\nleft out: a\nleft out: b\nwritten to F\n"
+    told = "saying\nleft out: a\nleft out: b\nno time left for qkv [8, 4]: a start goes on to guess\nwritten to F\n"
+    assert result.stdout == told
+    model, cuda = ("m", "dummy"), torch.device("cuda", 3)
     assert said == [
-        ("m", "dummy"), (torch.device("cuda", 3), Compiler, 4, 105.0), (shape, [2, 8]), "closed",
-        ("card 3", {"shape": {"l": 1}, "heads": {"h": 2}}),
+        model, (model, ["group"], [2, 8], cuda, Compiler, 4, 105.0), "closed", ("card 3", {"kind": {"l": 1}}),
     ]  # fmt: skip
     said.clear()
     assert CliRunner().invoke(app, ["tune", "m", "--rows", "7"]).exit_code == 1
-    assert said[-1] == "closed" and said[1][2:] == (12, 400.0)
+    assert said[-1] == "closed" and said[1][5:] == (12, 400.0)
     said.clear()
     CliRunner().invoke(app, ["tune", "m"])
-    assert said[2] == (shape, [1, 2, 4, 8, 16, 32, 64, 128, 256])
+    assert said[1][2] == [1, 2, 4, 8, 16, 32, 64, 128, 256]
     monkeypatch.setattr(kernels + "hopper.runs_gluon", lambda _: False)
     assert "for which there is nothing to choose" in CliRunner().invoke(app, ["tune", "m"]).output
 
