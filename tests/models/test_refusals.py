@@ -26,6 +26,9 @@ BERT: dict[str, Any] = {
 GEMMA4: dict[str, Any] = {"vision_config": {}, "audio_config": {}}
 MIXTURE: dict[str, Any] = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 8}
 
+OUT: dict[str, Any] = {"out_hidden_size": 8192}
+"""Of towers, that of the text models that stand for none."""
+
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("AlbertModel", {"inner_group_num": 2}, "inner_group_num = 2"),
     ("AlbertModel", {"position_embedding_type": "relative_key"}, "position_embedding_type = 'relative_key'"),
@@ -181,8 +184,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("Qwen2VLForConditionalGeneration", {"text_config": {"rope_parameters": {"mrope_section": [1, 2]}}}, "(1, 2)"),
     ("Qwen2VLForConditionalGeneration",
      {"text_config": {"rope_parameters": {"mrope_section": [1, 2, 3]}}}, "does not add up to half a head"),
-    ("Qwen2_5_VLForConditionalGeneration", {"vision_config": {"fullatt_block_indexes": None, "out_hidden_size": 8192}}, "fullatt_block_indexes"),
-    ("Qwen2_5_VLForConditionalGeneration", {"vision_config": {"fullatt_block_indexes": [-1], "out_hidden_size": 8192}}, "fullatt_block_indexes"),
+    ("Qwen2_5_VLForConditionalGeneration", {"vision_config": {"fullatt_block_indexes": None} | OUT}, "fullatt_block_indexes"),
+    ("Qwen2_5_VLForConditionalGeneration", {"vision_config": {"fullatt_block_indexes": [-1]} | OUT}, "fullatt_block_indexes"),
     ("Qwen3VLForConditionalGeneration", {"vision_config": {"num_position_embeddings": 50}}, "is not a square"),
     ("Qwen3VLForConditionalGeneration",
      {"vision_config": {"out_hidden_size": 4096, "deepstack_visual_indexes": [*range(33)]}}, "more layers than the decoder"),
