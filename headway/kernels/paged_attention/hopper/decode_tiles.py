@@ -84,7 +84,7 @@ def early_tile(programs: int, heads: Heads, sms: int) -> EarlyTile:
         stages = _stages(heads, 2, halves, cluster=2)
         if wave <= 3 or (stages > 1 and _resident(heads, 2, halves) == halves):
             return EarlyTile(2, stages, 2.0 * programs / sms, 2)
-    warps = 2 if large or wave <= 8 else 1
+    warps = 2 if large or wave <= 8 or heads.width > 1 else 1  # of a row's drafts one warp would spill sums
     return EarlyTile(warps, min(3, _stages(heads, warps, wave)), 0.97)
 
 
