@@ -27,7 +27,7 @@ def test_kernels_compile_for_sm_90(which: str, number: int, tmp_path: Path) -> N
         full = (
             "D=256" in kernel["name"] and "width=1 " not in kernel["name"]
         )  # sums and keys of drafts fill all registers
-        few = 20 if "stored=True" in kernel["name"] else 8  # of 4 queries a KV head; a layer's own keys spill 32 there
+        few = 26 if "stored=True" in kernel["name"] else 8  # of 4 queries a KV head; a layer's own keys spill 32 there
         assert kernel["spilled"] <= few * full and not kernel["serialized"], kernel
         if kernel["name"].startswith(("prefill", "wide", "thin")):
             assert kernel["warpgroup_products"] and kernel["async_copies"], kernel
