@@ -426,5 +426,5 @@ def test_ranks_introduce_themselves() -> None:
     for part in (headway.__version__, torch.__version__, platform.machine()):
         assert part in told.version, "what must be equal on all ranks"
     for data in (b"", b"nonsense", rank_messages.encode(["3", "steps", ""])):
-        with pytest.raises(RankError, match="words that are not ours"):
+        with pytest.raises(RankError, match="not Headway's"):
             rank_messages.decode_hello(data)
