@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 from headway.kernels.cpu import layers, ops
-from headway.models.decoder import DecoderModel
+from headway.models.config import map_blocks
+from headway.models.decoder import DecoderConfig, DecoderModel
 from headway.models.native_blocks import NativeBlocks
 from tests.models.harness import Machine, Row
 from tests.models.test_quantized_weights import MIXED, Q4_K, gguf, load
@@ -72,6 +74,53 @@ def test_bits_are_those_of_the_operations(name: str, dtype: torch.dtype, ran: li
     assert_same(model)
     blocks = len(model.config.blocks)
     assert ran == [blocks, blocks, blocks - 1, blocks], "the last block runs for the last tokens alone, apart"
+
+
+RULES: dict[str, dict[str, Any]] = {
+    "sinks": {"sinks": True}, "window and sinks": {"window": 5, "sinks": True}, "chunk": {"chunk": 6},
+    "slopes": {"slopes": (0.5, 0.25, 0.125, 1.0)}, "soft cap": {"soft_cap": 0.4}, "scale": {"scale": 0.7},
+}  # fmt: skip
+"""Changes of attention."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_of_attention(rule: str, dtype: torch.dtype, ran: list[int]) -> None:
+    """Each changes what is computed, and has the operations' bits."""
+    given = pair("llama").model.config
+    assert given.blocks[0].attention.num_heads == 4
+    config = map_blocks(given, lambda _, block: replace(block, mixer=replace(block.attention, **RULES[rule])))
+    plain, ruled = (drawn(each, dtype) for each in (given, config))
+    assert_same(ruled)
+    assert len(ran) == 4 and set(ran) <= {len(config.blocks), len(config.blocks) - 1}
+    one, other = (passes(each, Machine(each)) for each in (plain, ruled))
+    assert not all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def drawn(config: DecoderConfig, dtype: torch.dtype) -> DecoderModel:
+    """A model of ``config`` with random parameters that bfloat16 holds, so that float32 products keep them in 16 bits."""
+    model = DecoderModel(config, dtype=dtype, device=torch.device("cpu"), max_model_len=64)
+    generator = torch.Generator().manual_seed(5)
+    for parameter in model.parameters():
+        parameter.copy_((torch.randn(parameter.shape, generator=generator) * 0.3).bfloat16())
+    model.finalize()
+    return model
+
+
+def test_tokens_that_see_later_ones_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures' spans, which the native call does not know."""
+    model, given = pair("llama").model, []
+    call = NativeBlocks.__call__
+
+    def noted(run: NativeBlocks, *arguments: Any) -> Any:
+        given.append((run, *arguments))
+        return call(run, *arguments)
+
+    monkeypatch.setattr(NativeBlocks, "__call__", noted)
+    Machine(model).step([Row(1, range(5, 9))])
+    run, stream, batch, *more = given[0]
+    assert run._count(stream, batch, *more) > 0
+    assert run._count(stream, replace(batch, ends=torch.zeros(4, dtype=torch.int32)), *more) == 0
 
 
 @pytest.mark.parametrize("name", OTHERS)
