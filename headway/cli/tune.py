@@ -27,7 +27,7 @@ def tune(
     config = open_checkpoint(model, load_format="dummy").config
     groups = products(config)
     if not groups:
-        raise ConfigError("headway tune: this model has no linear layers with several forms")
+        raise ConfigError("headway tune: no linear layer of this model has more than one kernel to choose from")
     if not torch.cuda.is_available():
         raise ConfigError("headway tune measures on a GPU, and torch sees none here; without one nothing is tuned")
     device = torch.device("cuda", torch.cuda.current_device())
@@ -49,7 +49,8 @@ def tune(
     finally:
         compiler.close()
     for line in found.failed:
-        typer.echo(f"left out: {line}")
+        typer.echo(f"failed, not used: {line}")
     for product in found.left:
-        typer.echo(f"no time left for {product.junction} {list(product.size)}: a start goes on to guess")
+        size = list(product.size)
+        typer.echo(f"not measured, no time was left: {product.junction} {size}; starts choose by the rule")
     typer.echo(f"written to {save_tuned(card_of(device), found.entries)}")

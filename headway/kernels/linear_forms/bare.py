@@ -8,7 +8,7 @@ product that follows. So each product is a choice of its own, of ``skinny_linear
 rows on one H100 (``bench/reports/2026-11-27-h100-few-tiles.json``). Of the 16 choices of Gemma3-4B and Gemma2-9B, which they
 were not fitted to, three cost something, 3.4 % at most. On an H200, for 1 to 8 rows of four models that tuned nothing
 (EXAONE-4-1.2B, OLMo2-7B, Gemma3-12B, Gemma3-270M), the choice cost .3 to 2.5 %. For 16 rows it cost 9.4 %: there the ops that
-start early won 28 of 32 products, so the rule ends at ``MOST_BY_RULE``.
+start early won 28 of 32 products, so the rule ends at ``FEW_BY_RULE``.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Early:
 ONE = Few(start=0.5, memory=1.05, uneven=0.58)
 FEW = Few(start=1.15, memory=1.01, uneven=0.48)
 """Of one row, and of two to sixteen."""
-MOST_BY_RULE = 8
+FEW_BY_RULE = 8
 """Rows, for want of measurements, for which products of few rows run at most."""
 EARLY = Early(start=0.8, memory=1.055, uneven=0.124, chunk=0.161, thin=0.089, intake=62.5e3)
 
@@ -75,14 +75,14 @@ def handover(few: FewKind, early: EarlyKind, outputs: int, inputs: int) -> int:
     """The most rows for which ``few`` shall run and not ``early`` on a 16-bit weight [N, K], if both can.
 
     What was measured of ``few`` decides, else what was measured of ``early``, else the rule. For ``linear_parts``, which is
-    within some percent of ``few`` alone, the rule is ``MOST_BY_RULE``.
+    within some percent of ``few`` alone, the rule is ``FEW_BY_RULE``.
     """
     limit, card = fused_rows(few, outputs, inputs), card_of(current_device())
     used = mid_rows(early, outputs, inputs)
     if measured(few, outputs, inputs, card) is not None or not used:
         return limit
     if early == "linear_parts":
-        return min(limit, MOST_BY_RULE)
+        return min(limit, FEW_BY_RULE)
     if measured(early, outputs, inputs, card) is not None:
         return min(limit, used.start - 1)
     return min(limit, handover_by_rule(few, early, outputs, inputs, card))
@@ -96,7 +96,7 @@ def handover_by_rule(few: FewKind, early: EarlyKind, outputs: int, inputs: int, 
         "meet": {rows: (early_us(early, rows, outputs, inputs, card), None) for rows in BUCKETS},
     }
     few_rows = (rows for rows, way in split(times, ("few", "meet")).items() if way == "few")
-    return min(max(few_rows, default=0), MOST_BY_RULE)
+    return min(max(few_rows, default=0), FEW_BY_RULE)
 
 
 def few_us(kind: FewKind, rows: int, outputs: int, inputs: int, card: Card) -> float:

@@ -3,7 +3,8 @@
 A launch has rows x KV heads programs, or as many pieces of rows. It is fastest when all of them are resident at once and the
 shared memory that is left holds tiles on their way: a second wave costs a whole row's time, and a row of few programs is cut
 in two, whose halves meet in a cluster, so that all processors read. ``bench/ops/attention_tiles.py`` has the measurements
-behind it: 14 shapes of 1 to 8 KV heads, 64 to 256 numbers a head, 16 and 8 bits, at 1 to 256 rows on one H200.
+behind it: 14 shapes of 1 to 8 KV heads, 64 to 256 numbers a head, 16 and 8 bits, at 1 to 256 rows on one H200. Six more shapes
+judged it; ``_few_programs`` was changed by them, too, so of that part no shape is left that it has not seen.
 """
 
 from __future__ import annotations
@@ -54,27 +55,9 @@ class Heads:
 
 @lru_cache(maxsize=1024)
 def early_tile(programs: int, heads: Heads, sms: int) -> EarlyTile:
-    """The tile for rows x KV heads = ``programs`` on ``sms`` processors.
-
-    Up to half as many programs as processors, latency decides: long tiles, and pieces that meet in a cluster. One row of few
-    queries is cut into a cluster of eight; with larger groups, whose linear layers want the processors early, that lost.
-    """
-    large = heads.size > 128
-    if 16 * programs <= sms and heads.group <= 2:
-        return EarlyTile(4, 1, 1.94, 8)
-    if 16 * programs <= sms and not large:
-        return EarlyTile(4, 1)
+    """The tile for rows x KV heads = ``programs`` on ``sms`` processors."""
     if 2 * programs <= sms:
-        if large:
-            return (
-                EarlyTile(4, 2, 1.5) if heads.itemsize == 1 else EarlyTile(4, 2, 0.97, 1 if 4 * programs <= sms else 2)
-            )
-        narrow = heads.size * heads.itemsize <= 128
-        if narrow and 4 * programs <= sms:
-            return EarlyTile(4, 2, 0.97 if 8 * programs <= sms else 1.5, 8)
-        if not narrow and 8 * programs > sms >= 3 * programs:
-            return EarlyTile(4, 2, 0.97, 4)
-        return EarlyTile(8, 2, 0.97, 1 if 8 * programs <= sms else 2)
+        return _few_programs(programs, heads, sms)
     if programs <= sms:
         warps = 4 if heads.size * heads.itemsize <= 256 else 2
         return EarlyTile(warps, _stages(heads, warps, 2, cluster=2), 1.5, 2)
@@ -84,8 +67,31 @@ def early_tile(programs: int, heads: Heads, sms: int) -> EarlyTile:
         stages = _stages(heads, 2, halves, cluster=2)
         if wave <= 3 or (stages > 1 and _resident(heads, 2, halves) == halves):
             return EarlyTile(2, stages, 2.0 * programs / sms, 2)
-    warps = 2 if large or wave <= 8 or heads.width > 1 else 1  # of a row's drafts one warp would spill sums
+    spills = heads.size > 128 or heads.width > 1  # with one warp
+    warps = 2 if spills or wave <= 8 else 1
     return EarlyTile(warps, min(3, _stages(heads, warps, wave)), 0.97)
+
+
+def _few_programs(programs: int, heads: Heads, sms: int) -> EarlyTile:
+    """Of at most half as many programs as processors: latency decides, so tiles are long, and pieces meet in a cluster.
+
+    One row of few queries is cut into a cluster of eight; with larger groups, whose linear layers want the processors early,
+    that lost.
+    """
+    one_row, head_bytes = 16 * programs <= sms, heads.size * heads.itemsize
+    if one_row and heads.group <= 2:
+        return EarlyTile(4, 1, 1.94, 8)
+    if heads.size > 128 and heads.itemsize == 1:
+        return EarlyTile(4, 2, 1.5)
+    if heads.size > 128:
+        return EarlyTile(4, 2, 0.97, 1 if 4 * programs <= sms else 2)
+    if one_row:
+        return EarlyTile(4, 1)
+    if head_bytes <= 128 and 4 * programs <= sms:
+        return EarlyTile(4, 2, 0.97 if 8 * programs <= sms else 1.5, 8)
+    if head_bytes > 128 and 8 * programs > sms >= 3 * programs:
+        return EarlyTile(4, 2, 0.97, 4)
+    return EarlyTile(8, 2, 0.97, 1 if 8 * programs <= sms else 2)
 
 
 def program_bytes(tile: EarlyTile, heads: Heads) -> int:
