@@ -22,12 +22,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from bench.ops.limits import FLOPS_PER_US
 from bench.ops.timing import time_calls
 from headway.cli.bench.anchors.command import card_name
 from headway.cli.bench.anchors.floors import bandwidth
+from headway.core.chunks import CHUNKS_AT, chunk_table
 from headway.core.ints import cdiv
 from headway.kernels.gated_delta import gated_delta
 from headway.kernels.mla_decode import mla_decode
@@ -193,7 +195,11 @@ def state_cases(sizes: Sequence[Size], device: str) -> Iterator[Case]:
         tokens, made = size.rows * size.queries, on(device)
         wide: dict[str, Any] = {"device": device}
         _, slots, starts, lens = tables(size, device)
-        step = starts, slots, lens, torch.zeros(64, dtype=torch.int32, device=device), 0, size.queries, 1
+        table = chunk_table(np.full(size.rows, size.queries, np.int32))
+        packed = torch.zeros(CHUNKS_AT + 2 + len(table), dtype=torch.int32)
+        packed[CHUNKS_AT : CHUNKS_AT + 2] = torch.tensor([CHUNKS_AT + 2, len(table) // 2])
+        packed[CHUNKS_AT + 2 :] = torch.from_numpy(table)
+        step = starts, slots, lens, packed.to(device), len(table) // 2, size.queries, 1
         q, k = (torch.randn(tokens, 16, 128, **made) for _ in range(2))
         v, state = torch.randn(tokens, 32, 128, **made), torch.zeros(size.rows, 32, 128, 128, **wide)
         a, b = (torch.randn(tokens, 32, **made) for _ in range(2))

@@ -37,14 +37,35 @@ def clear_idle(
             tl.store(out_at + other, 0.0, mask=mask & (behind + t < num_tokens))
 
 
-def opened_outputs(like: torch.Tensor, num_rows: int, longest: int, short: int) -> tuple[torch.Tensor, int]:
-    """(outputs of the shape [T, ...] and dtype of ``like``, the tokens a row for ``clear_idle``, 0 where outputs are zeros).
+@triton.jit
+def clear_tokens(out_at, stride, mask, first, tokens):
+    """Zeros for so many tokens from ``first`` on; ``out_at``, ``stride`` and ``mask`` as in ``clear_idle``."""
+    for t in range(0, tokens):
+        tl.store(out_at + (first + t).to(tl.int64) * stride, 0.0, mask=mask)
+
+
+@triton.jit
+def clear_chunk(out_at, stride, mask, first, tokens, behind, apart, num_tokens, CHUNK: tl.constexpr):
+    """Zeros for the tokens of a chunk that is of no live row, and for those behind all rows: CHUNK from ``behind`` on, and so
+    on ``apart``, the tokens that the programs of all chunks take at once."""
+    clear_tokens(out_at, stride, mask, first, tokens)
+    for n in range(0, tl.cdiv(tl.maximum(num_tokens - behind, 0), apart)):
+        begin = behind + n * apart
+        clear_tokens(out_at, stride, mask, begin, tl.minimum(CHUNK, num_tokens - begin))
+
+
+def opened_outputs(
+    like: torch.Tensor, num_rows: int, longest: int, short: int, max_chunks: int = 0
+) -> tuple[torch.Tensor, int]:
+    """(outputs of the shape [T, ...] and dtype of ``like``, the tokens a row for ``clear_idle`` or 0).
 
     In steps whose rows have up to ``longest`` tokens, drafts for one, and no more than ``short``, the kernel clears what is
-    nobody's: filling the outputs first would be a launch more.
+    nobody's: filling the outputs first would be a launch more. In others a kernel does that has programs for ``max_chunks``
+    chunks (``clear_tokens``, ``clear_chunk``); where there are none, the outputs are zeros.
     """
     width = longest if longest <= short and len(like) <= num_rows * longest else 0
-    return (torch.empty if width else torch.zeros)(like.shape, dtype=like.dtype, device=like.device), width
+    make = torch.empty if width or max_chunks else torch.zeros
+    return make(like.shape, dtype=like.dtype, device=like.device), width
 
 
 @triton.jit

@@ -20,6 +20,15 @@ from triton.compiler import ASTSource
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.kernels.causal_conv.triton import causal_conv_kernel
 from headway.kernels.delta_decode.triton import delta_decode_kernel
+from headway.kernels.gated_delta.long_rows import (
+    BLOCK,
+    STAGES,
+    VALUES,
+    WARPS,
+    delta_across_kernel,
+    delta_blocks_kernel,
+    delta_within_kernel,
+)
 from headway.kernels.gated_delta.triton import TOKENS, delta_chunks_kernel, delta_walk_kernel
 from headway.kernels.gated_rms_norm.triton import gated_rms_norm_kernel
 from headway.kernels.replay_rows.triton import replay_rows_kernel
@@ -50,6 +59,7 @@ CONV = {
     "CHUNK_TOKENS": CHUNK,
     "BLOCK_M": 4,
     "WIDTH": 0,
+    "CHUNKED": False,
 }
 SSD = {"P": 64, "N": 128, "BLOCK_N": 128}
 UPDATE = SSD | {"BLOCK_P": 32, "WIDTH": 1}
@@ -59,6 +69,11 @@ SELECTIVE = {"N": 16, "BLOCK_N": 16, "BLOCK_D": 64, "WIDTH": 4}
 DELTA = {"K": 128, "V": 128, "SMALL": 1e-6, "BLOCK_K": 128}
 WALK = DELTA | {"WIDTH": 0, "BLOCK_V": 64, "L": TOKENS}
 CHUNKS = {"BLOCK_V": 64, "L": TOKENS, "LEVELS": 4}
+FACTORS = ("blocks_ptr", "factors_ptr")
+TABLE = {"L": CHUNK, "B": BLOCK, "TABLE_AT": CHUNKS_AT}
+WITHIN = TABLE | {"K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": 128, "PRECISION": "tf32"}
+ACROSS = {"K": 128, "V": 128, "BLOCK_K": 128, "BLOCK_V": VALUES, "L": CHUNK, "STAGES": STAGES}
+NORM = {"SIZE": 128, "PAIRS": 16, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}
 TOKEN = DELTA | {"BLOCK_V": 128, "LENGTH": 4, "TAPS": 4, "ONE": True, "WIDTH": 1, "AHEAD": False}
 TOKENS_OF_ROW = TOKEN | {"LENGTH": 7, "ONE": False, "WIDTH": 4}
 HEAD, CHANNEL = {"BY_CHANNEL": False, "SIGMOID": False}, {"BY_CHANNEL": True, "SIGMOID": True, "share": 1}
@@ -66,7 +81,7 @@ RING = ("inputs_ptr",)
 NO_RING: dict[str, Any] = {"inputs_ptr": None, "stored_at_ptr": None, "store_at_ptr": None}
 KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("conv decode", causal_conv_kernel, CONV | {"BLOCK_T": 1, "BLOCK_C": 256, "WIDTH": 1}, (), 4),
-    ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128}, (), 4),
+    ("conv mixed", causal_conv_kernel, CONV | {"BLOCK_T": 16, "BLOCK_C": 128, "CHUNKED": True}, (), 4),
     ("conv drafts", causal_conv_kernel, CONV | {"BLOCK_T": 4, "BLOCK_C": 256, "LENGTH": 7, "BLOCK_M": 8, "WIDTH": 4}, (), 4),
     ("selective", selective_scan_kernel, NO_RING | SELECTIVE | {"WIDTH": 1}, ("a_ptr",), 2),
     ("selective ring", selective_scan_kernel, SELECTIVE, ("a_ptr",), 2),
@@ -78,8 +93,8 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("ssd decode and ring", ssd_decode_kernel, SSD_TOKEN | {"BLOCK_P": 64}, ("a_ptr",), 4),
     ("ssd drafts", ssd_decode_kernel, SSD_DRAFTS, ("a_ptr",), 4),
     ("ssd drafts of few heads", ssd_decode_kernel, SSD_DRAFTS | {"BLOCK_P": 32, "SPREAD": 4}, ("a_ptr",), 4),
-    ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 64}, ("a_ptr",), 8),
-    ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 8),
+    ("ssd scan", ssd_scan_kernel, SSD | {"BLOCK_P": 64, "TOKENS": 32}, ("a_ptr",), 4),
+    ("ssd scan wide", ssd_scan_kernel, SSD | {"N": 256, "BLOCK_N": 256, "BLOCK_P": 32, "TOKENS": 32}, ("a_ptr",), 4),
     ("delta walk", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": False, "WIDTH": 4}, (), 4),
     ("delta walk by channel", delta_walk_kernel, WALK | NO_RING | {"BY_CHANNEL": True}, (), 4),
     ("delta ring", delta_walk_kernel, WALK | {"BY_CHANNEL": False, "WIDTH": 4}, RING, 4),
@@ -92,7 +107,10 @@ KERNELS: list[tuple[str, Any, Mapping[str, Any], tuple[str, ...], int]] = [
     ("delta drafts by channel", delta_decode_kernel, TOKENS_OF_ROW | CHANNEL, RING, 4),
     ("delta chunks", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": False}, (), 4),
     ("delta chunks by channel", delta_chunks_kernel, DELTA | CHUNKS | {"BY_CHANNEL": True}, (), 4),
-    ("gated norm", gated_rms_norm_kernel, {"SIZE": 128, "BLOCK": 128, "GATE_FIRST": False, "SIGMOID": False}, (), 1),
+    ("delta blocks", delta_blocks_kernel, TABLE | {"K": 128, "SMALL": 1e-6, "BLOCK_K": 128, "LEVELS": 4}, FACTORS, 1),
+    ("delta within chunks", delta_within_kernel, WITHIN, FACTORS, 4),
+    ("delta across chunks", delta_across_kernel, ACROSS, FACTORS, WARPS),
+    ("gated norm", gated_rms_norm_kernel, NORM, (), 4),
 ]  # fmt: skip
 
 

@@ -75,6 +75,12 @@ DECODE = Step([(1, 4, 3), (1, 0, 0), (1, 9, 5), (1, 60, 2)], zombies=(2,))
 PADDED = Step([(1, 4, 3), (1, 0, 0), (1, 9, 5), (1, 60, 2)], zombies=(2,), pad=3, spare=1)
 """As many tokens as rows, as in a graph: rows that are not live set their outputs to zeros."""
 STEPS = {"mixed": MIXED, "decode": DECODE, "padded": PADDED, "alone": Step([(67, 0, 1)], pad=0)}
+LONG = {
+    "long": Step(
+        [(130, 0, 1), (1, 4, 3), (70, 5, 2), (64, 64, 0), (3, 0, 6), (1, 3, 5)], zombies=(2, 5), pad=2, spare=150
+    ),
+}
+"""Rows of one chunk and of several, a long zombie, and more tokens behind the rows than a chunk has."""
 PLACES = 11
 """Of the rings."""
 DRAFTS = Step(
@@ -142,8 +148,10 @@ def lightning_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
     return x, None, None, -rand(h).abs(), b, c, None, 0.0, float("inf"), states(h, p, n), *step.args
 
 
-def delta_case(step: Step, dtype: torch.dtype, channels: bool = False) -> tuple[Any, ...]:
-    t, hk, h, k, v = step.tokens, 2, 4, 9, 7
+def delta_case(
+    step: Step, dtype: torch.dtype, channels: bool = False, sizes: tuple[int, int] = (9, 7)
+) -> tuple[Any, ...]:
+    t, hk, h, (k, v) = step.tokens, 2, 4, sizes
     q, key = (wide(t, hk * k, dtype).unflatten(1, (hk, k)) for _ in range(2))
     key = key + 0.7  # keys that resemble each other: the worst case of the triangular system
     a = rand(t, h, k, dtype=dtype) if channels else wide(t, h, dtype)
@@ -154,6 +162,10 @@ def delta_case(step: Step, dtype: torch.dtype, channels: bool = False) -> tuple[
 
 def by_channel_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
     return delta_case(step, dtype, channels=True)
+
+
+def wide_delta_case(step: Step, dtype: torch.dtype) -> tuple[Any, ...]:
+    return delta_case(step, dtype, sizes=(72, 40))
 
 
 def states(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -171,6 +183,7 @@ CASES: dict[str, tuple[Op, int, Make]] = {
     "lightning": (ssd_scan, 9, lightning_case),
     "delta": (gated_delta, 9, delta_case),
     "delta-by-channel": (gated_delta, 9, by_channel_case),
+    "delta-wide": (gated_delta, 9, wide_delta_case),
 }
 
 
@@ -190,6 +203,8 @@ def compare(
     scale = max(1.0, float(wanted[step.live].float().abs().max()))
     torch.testing.assert_close(found[step.live], wanted[step.live], atol=tolerance * scale, rtol=tolerance)
     assert found[~step.live].isfinite().all()
+    if run is op.implementation("cuda"):
+        assert not found[~step.live].any(), "tokens that are nobody's have outputs"
     state = mine[state_at].cpu()
     spread = max(1.0, float(theirs[state_at][step.written].float().abs().max()))
     torch.testing.assert_close(
@@ -206,14 +221,14 @@ def poisoned() -> AbstractContextManager[Any]:
 
 def check_cpu(case: str, step: str) -> None:
     op, state_at, make = CASES[case]
-    chosen = (STEPS | REPLAYS)[step]
+    chosen = (STEPS | REPLAYS | LONG)[step]
     compare(op, op.implementation("cpu"), state_at, chosen, make(chosen, torch.float32))
 
 
 def check_kernel(case: str, step: str, dtype: torch.dtype, device: str) -> None:
     op, state_at, make = CASES[case]
     with interpreter_loops(), poisoned():
-        chosen = (STEPS | REPLAYS)[step]
+        chosen = (STEPS | REPLAYS | LONG)[step]
         compare(op, op.implementation("cuda"), state_at, chosen, make(chosen, dtype), device)
 
 

@@ -6,19 +6,19 @@ import pytest
 import torch
 
 from headway.kernels.causal_conv import causal_conv
-from tests.kernels.state_cases import CASES, REPLAYS, STEPS, check_cpu, check_kernel, check_meta
+from tests.kernels.state_cases import CASES, LONG, REPLAYS, STEPS, check_cpu, check_kernel, check_meta
 
 cases = pytest.mark.parametrize("case", ["conv", "bare-conv"])
 
 
 @cases
-@pytest.mark.parametrize("step", [*STEPS, *REPLAYS])
+@pytest.mark.parametrize("step", [*STEPS, *REPLAYS, *LONG])
 def test_cpu_form_equals_reference(case: str, step: str) -> None:
     check_cpu(case, step)
 
 
 @cases
-@pytest.mark.parametrize("step", [*STEPS, *REPLAYS])
+@pytest.mark.parametrize("step", [*STEPS, *REPLAYS, *LONG])
 def test_kernel_equals_reference(case: str, step: str, device: str) -> None:
     assert CASES[case][0] is causal_conv
     check_kernel(case, step, torch.float32, device)

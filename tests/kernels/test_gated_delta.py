@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import pytest
 import torch
 
-from headway.kernels.gated_delta import gated_delta
+from headway.kernels.gated_delta import gated_delta, triton
 from headway.kernels.testing import interpreter_loops
 from tests.kernels.state_cases import (
     CASES,
+    LONG,
     REPLAYS,
     STEPS,
     Step,
@@ -42,6 +45,17 @@ def test_kernel_equals_reference(case: str, step: str, device: str) -> None:
 @pytest.mark.parametrize("step", ["decode", "alone"])
 def test_kernel_in_half_precision(case: str, step: str, device: str) -> None:
     check_kernel(case, step, torch.float16, device)
+
+
+@pytest.mark.parametrize("step", [*STEPS, *LONG])
+def test_chunks_of_64_tokens(step: str, device: str) -> None:
+    """In float32 they show what the arithmetic is worth; bfloat16, which they are for, the interpreter does not multiply. Keys
+    resemble each other, with beta up to 2."""
+    if device != "cpu":
+        check_kernel("delta-wide", step, torch.bfloat16, device)
+        return
+    with patch.object(triton, "takes_64_tokens", lambda v, keys, by_channel: True):
+        check_kernel("delta-wide", step, torch.float32, device)
 
 
 @cases

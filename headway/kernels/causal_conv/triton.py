@@ -10,7 +10,7 @@ import triton.language as tl
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
-from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of
+from headway.kernels.triton_rows import clear_chunk, clear_idle, clear_tokens, opened_outputs, row_of
 
 
 @triton.jit
@@ -52,7 +52,8 @@ def causal_conv_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK_C: tl.constexpr,
     BLOCK_M: tl.constexpr,
-    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
+    WIDTH: tl.constexpr,  # see ``clear_idle``
+    CHUNKED: tl.constexpr,  # there are programs for chunks; if not, and WIDTH is 0, outputs are zeros
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
@@ -69,10 +70,24 @@ def causal_conv_kernel(
     chunk = tl.load(at + 1, mask=found, other=0)
     row = tl.where(listed, row, program)
     first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
-    live = live & tl.where(listed, found & (count > short), count <= short)
+    its_own = tl.where(listed, found & (count > short), count <= short)
     ring = ring_ptr + slot * ring_stride + c[None, :]
     if WIDTH > 0:  # there are no chunks then
-        clear_idle(y_ptr + c, channels, in_c, row, first, count, live, query_start_ptr, num_rows, num_tokens, WIDTH)
+        clear_idle(
+            y_ptr + c, channels, in_c, row, first, count, live & its_own, query_start_ptr, num_rows, num_tokens, WIDTH
+        )
+    elif CHUNKED:
+        idle = tl.where(
+            its_own & (live == 0), tl.where(listed, tl.minimum(CHUNK_TOKENS, count - chunk * CHUNK_TOKENS), count), 0
+        )
+        if listed:
+            behind = tl.load(query_start_ptr + num_rows) + entry * CHUNK_TOKENS
+            apart = (tl.num_programs(0) - num_rows) * CHUNK_TOKENS
+            begin = first + chunk * CHUNK_TOKENS
+            clear_chunk(y_ptr + c, channels, in_c, begin, idle, behind, apart, num_tokens, CHUNK_TOKENS)
+        else:
+            clear_tokens(y_ptr + c, channels, in_c, first, idle)
+    live = live & its_own
     if live:
         begin = chunk * CHUNK_TOKENS
         end = tl.minimum(begin + CHUNK_TOKENS, count)
@@ -86,11 +101,13 @@ def causal_conv_kernel(
                 value = tl.load(
                     x_ptr + (first + source).to(tl.int64)[:, None] * x_stride + c[None, :], mask=here, other=0.0
                 )
-                position = start + source
-                before = mask & ((source < 0) & (position >= 0))[:, None]
-                place = (position + LENGTH) % LENGTH
-                past = tl.load(ring + place[:, None] * channels, mask=before, other=0.0)
-                total += tl.where(here, value, past).to(tl.float32) * taps[back][None, :]
+                if back > 0:
+                    if t0 < TAPS - 1:  # what was before the row's first tokens is in the window
+                        position = start + source
+                        before = mask & ((source < 0) & (position >= 0))[:, None]
+                        place = (position + LENGTH) % LENGTH
+                        value += tl.load(ring + place[:, None] * channels, mask=before, other=0.0)
+                total += value.to(tl.float32) * taps[back][None, :]
             if bias_ptr is not None:
                 total += bias[None, :]
             if SILU:
@@ -127,12 +144,13 @@ def causal_conv(
     assert x.stride(1) == ring.stride(2) == 1 and ring.stride(1) == channels and length >= taps, (
         "channels lie side by side; the ring holds the window"
     )
-    y, width = opened_outputs(x, rows, max_query_len, short)
+    y, width = opened_outputs(x, rows, max_query_len, short, max_chunks)
     block_t = min(16, next_power_of_2(max_query_len))
     block_c = min(256 if block_t <= 4 else 128, max(16, next_power_of_2(channels)))
     causal_conv_kernel[(rows + max_chunks, cdiv(channels, block_c))](
         x, weight, bias, ring, query_start, row_slots, seq_lens, packed, y, x.stride(0), ring.stride(0), channels, rows, slots,
         short, len(x), LENGTH=length, TAPS=taps, SILU=silu, TABLE_AT=CHUNKS_AT, CHUNK_TOKENS=CHUNK,
-        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), WIDTH=width, num_warps=4, **launch_early(x.device),
+        BLOCK_T=block_t, BLOCK_C=block_c, BLOCK_M=next_power_of_2(length), WIDTH=width, CHUNKED=max_chunks > 0, num_warps=4,
+        **launch_early(x.device),
     )  # fmt: skip
     return y

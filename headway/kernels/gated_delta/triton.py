@@ -2,9 +2,9 @@
 
 ``walk`` has a program for each row, head and block of values, and takes one token after the other with the state in
 registers, behind those that the stored state has not seen, which it takes 16 at a time: short rows.
-``chunks`` takes the longer ones, 16 tokens at a
-time: with g's running sum G, (I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A
-is (I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32
+``chunks`` takes the longer ones that are not for ``long_rows``, 16 tokens at a time: with g's running sum G,
+(I + A) U = beta (V - exp(G) K h) where A is strictly lower triangular, and the inverse of I + A is
+(I - A)(I + A^2)(I + A^4)(I + A^8), exactly, because A^16 = 0. Of 16 tokens its powers stay small enough for float32
 whatever the keys are; of 64 they would not.
 
 Where decays are by channel, exp(G_i - G_j) belongs inside the sum over channels, and exp(-G_j) may overflow. Any two tokens
@@ -21,9 +21,11 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.gated_delta.inverse import inverse_of
+from headway.kernels.gated_delta.long_rows import delta_long_rows
 from headway.kernels.gated_delta.reference import EPS
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
-from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of, softplus
+from headway.kernels.triton_rows import clear_idle, clear_tokens, opened_outputs, row_of, softplus
 
 TOKENS = 16
 WALKED, WALK_WARPS = 8192, 4
@@ -55,7 +57,7 @@ def delta_walk_kernel(
     num_tokens,
     K: tl.constexpr, V: tl.constexpr, BY_CHANNEL: tl.constexpr, SMALL: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, L: tl.constexpr,
-    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: there are longer rows
     EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
@@ -68,10 +70,10 @@ def delta_walk_kernel(
     rate = tl.exp(tl.load(a_log_ptr + head))
     wait_for_inputs(EARLY)
     if WIDTH > 0:
-        of_head = o_ptr + head * V + v
-        clear_idle(
-            of_head, heads * V, in_v, row, first, count, live, query_start_ptr, tl.num_programs(2), num_tokens, WIDTH
-        )
+        of_head, rows = o_ptr + head * V + v, tl.num_programs(2)
+        clear_idle(of_head, heads * V, in_v, row, first, count, live, query_start_ptr, rows, num_tokens, WIDTH)
+    else:
+        clear_tokens(o_ptr + head * V + v, heads * V, in_v, first, tl.where(live | (count > most), 0, count))
     if live & (count <= most):
         at = state_ptr + slot * state_stride + (head * K + k[:, None]) * V + v[None, :]
         stored = start
@@ -154,17 +156,6 @@ def near_products(query, key, g, L: tl.constexpr, LEVELS: tl.constexpr, KIND: tl
 
 
 @triton.jit
-def inverse_of(power, L: tl.constexpr, LEVELS: tl.constexpr):
-    """Of I + A [L, L], A = ``power`` being strictly lower triangular."""
-    i = tl.arange(0, L)
-    inverse = tl.where(i[:, None] == i[None, :], 1.0, 0.0) - power
-    for _ in tl.static_range(LEVELS - 1):
-        power = tl.dot(power, power, input_precision="ieee")
-        inverse += tl.dot(inverse, power, input_precision="ieee")
-    return inverse
-
-
-@triton.jit
 def unit_rows(at, mask, scale, SMALL: tl.constexpr):
     """f32 [L, K], rows of length ``scale``."""
     x = tl.load(at, mask=mask, other=0.0).to(tl.float32)
@@ -243,6 +234,12 @@ def delta_chunks_kernel(
         tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
 
 
+def takes_64_tokens(v: torch.Tensor, keys: int, by_channel: bool) -> bool:
+    """Whether long rows are for ``delta_long_rows``: in float32 a chunk of it has no room, in float16 products of keys that are
+    not normalised may have no number, and its tiles are for heads of these sizes."""
+    return v.dtype == torch.bfloat16 and not by_channel and 64 <= keys <= 128 and v.shape[2] > 32
+
+
 def gated_delta(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -268,7 +265,8 @@ def gated_delta(
     slots, heads, keys, values = state.shape
     by_channel = a.dim() == 3
     assert q.stride(2) == k.stride(2) == v.stride(2) == a.stride(-1) == b.stride(1) == 1
-    o, width = opened_outputs(v, len(seq_lens), max_query_len, short)
+    by_64 = takes_64_tokens(v, keys, by_channel)
+    o, width = opened_outputs(v, len(seq_lens), max_query_len, short, max_chunks if by_64 else 0)
     assert inputs is None or inputs.is_contiguous(), "rings lie in memory of their own"
     tokens: tuple[Any, ...] = (q, k, v, a, a_log, dt_bias, b, state)
     rows_of_step: tuple[Any, ...] = (
@@ -284,7 +282,10 @@ def gated_delta(
         *tokens, *ring, *rows_of_step, places, *sizes, short, len(v), K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,
         BLOCK_K=block_k, BLOCK_V=block_v, L=TOKENS, WIDTH=width, num_warps=WALK_WARPS, **launch_early(v.device),
     )  # fmt: skip
-    if max_query_len > short:
+    if max_query_len > short and by_64:
+        rows_and_table = query_start, row_slots, seq_lens, packed, max_chunks, short
+        delta_long_rows(q, k, v, a, a_log, dt_bias, b, beta_scale, scale, state, *rows_and_table, o)
+    elif max_query_len > short:
         block_v = max(16, min(next_power_of_2(values), 8192 // block_k))
         delta_chunks_kernel[(rows, heads, cdiv(values, block_v))](
             *tokens, *rows_of_step, *sizes, short, K=keys, V=values, BY_CHANNEL=by_channel, SMALL=EPS,

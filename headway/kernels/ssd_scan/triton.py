@@ -17,12 +17,13 @@ import triton
 import triton.language as tl
 
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.capability import num_sms
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
 from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of, softplus
 
-CHUNK = 64
-SMALL_CHUNK = 32
-"""Where a state has many columns: registers hold it and a chunk's operands."""
+TOKENS, REGISTERS = 32, 168
+"""Of ``scan``: tokens of a chunk, and registers a thread, with which three programs fit a processor of Hopper. Chunks of 64
+tokens took all registers and some memory for what had no room: a program a processor."""
 WALKED, WALKED_CHUNKS = 8192, (16, 32)
 """Of ``walk``: elements of a state that a program holds, and tokens of a chunk. The first, the fewest that a product of
 matrices takes, where the ring has no more places; else the second, of which longer rings take several."""
@@ -267,6 +268,14 @@ def ssd_scan_kernel(
         tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
 
 
+def chunk_block(programs: int, width: int, block_n: int, device: torch.device) -> int:
+    """BLOCK_P of ``ssd_scan_kernel``: large, but for rows and heads, ``programs``, that would leave processors idle."""
+    block = max(16, min(next_power_of_2(width), 8192 // block_n))
+    while block > 32 and programs * cdiv(width, block) < num_sms(device):
+        block //= 2
+    return block
+
+
 def ssd_scan(
     x: torch.Tensor,
     dt: torch.Tensor | None,
@@ -313,16 +322,9 @@ def ssd_scan(
             WIDTH=cleared, L=tokens, SEVERAL=places > tokens, num_warps=4, **early,
         )  # fmt: skip
     if max_query_len > short:
-        block = max(16, min(next_power_of_2(width), 8192 // block_n))
-        tokens = CHUNK if block_n <= 128 else SMALL_CHUNK
+        block = chunk_block(rows * heads, width, block_n, x.device)
         ssd_scan_kernel[(rows, heads, cdiv(width, block))](
-            *args,
-            short,
-            P=width,
-            N=size,
-            BLOCK_P=block,
-            BLOCK_N=block_n,
-            TOKENS=tokens,
-            num_warps=8 if block_n > 64 else 4,
-        )
+            *args, short, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, TOKENS=TOKENS, num_warps=4, num_stages=2,
+            maxnreg=REGISTERS,
+        )  # fmt: skip
     return y
