@@ -65,7 +65,7 @@ def check(form: Form, qkv: torch.Tensor, starts: torch.Tensor, heads: int, longe
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=8192)
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each of two long measurements")
+    parser.add_argument("--seconds", type=float, default=0.06, help="of each of two long measurements")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.manual_seed(0)

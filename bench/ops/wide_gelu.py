@@ -153,7 +153,7 @@ def run_shape(inputs: int, outputs: int, seconds: float) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", nargs=2, type=int, help="only this one, in this process")
-    parser.add_argument("--seconds", type=float, default=0.1, help="of each of two long measurements")
+    parser.add_argument("--seconds", type=float, default=0.06, help="of each of two long measurements")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.shape:
