@@ -90,7 +90,7 @@ def products(tokens: int) -> None:
     for form, tanh in enumerate((True, False), 2):
         near(f"wide_gelu tanh={tanh}", wide_gelu(x, up, bias, tanh), F.gelu(before, approximate=("none", "tanh")[tanh]))
         for wide in (256, 128):
-            say(f"wide_gelu {wide} tanh={tanh}", partial(launch_sums, x, up, inner, bias, form, wide), flops)
+            say(f"wide_gelu {wide} tanh={tanh}", partial(launch_sums, x, up, inner, wide, bias=bias, gelu=form), flops)
     for fewer in (2048, 4096, 6144, 16384):
         x = made(fewer, HIDDEN)
         used = any(fewer in each for each in wide_tokens("wide_gelu", INNER, HIDDEN))

@@ -108,6 +108,10 @@ class Descriptor:
         return self.tensor.dtype
 
     @property
+    def block_shape(self) -> tuple[int, ...]:
+        return self.block
+
+    @property
     def block_type(self) -> Any:
         return types.SimpleNamespace(shape=self.block, nbytes=math.prod(self.block) * self.tensor.element_size())
 
@@ -151,7 +155,7 @@ class Partition:
 class Machine:
     """One program: its partitions, copies under way and the language."""
 
-    def __init__(self, module: Any, place: int, width: int, seed: int) -> None:
+    def __init__(self, module: Any, place: int | tuple[int, ...], width: int, seed: int) -> None:
         self.place, self.width, self.random = place, width, random.Random(seed)
         self.copies: list[Callable[[], None]] = []
         self.partitions: list[Partition] = []
@@ -170,6 +174,9 @@ class Machine:
                 names[name] = types.FunctionType(value.fn.__code__, names)
         names |= {name: value.value for name, value in known.items() if isinstance(value, constexpr)}
         self.names = names
+
+    def program_id(self, axis: int) -> int:
+        return self.place[axis] if isinstance(self.place, tuple) else self.place
 
     def specialize(self, work: Sequence[tuple[Any, tuple[Any, ...]]], warps: object, registers: object) -> None:
         self.partitions = [Partition(number) for number in range(len(work))]
@@ -298,7 +305,7 @@ class Machine:
     def language(self) -> dict[str, Any]:
         """The names the kernel's module imports or defines."""
         gl = types.SimpleNamespace(
-            program_id=lambda axis: self.place, num_programs=lambda axis: self.width, static_range=range,
+            program_id=self.program_id, num_programs=lambda axis: self.width, static_range=range,
             float32=torch.float32, int64=torch.int64, load=self.load, store=self.store, exp2=torch.exp2,
             arange=lambda start, end, layout: torch.arange(start, end), expand_dims=torch.unsqueeze,
             minimum=lambda a, b: torch.minimum(torch.as_tensor(a), torch.as_tensor(b)),

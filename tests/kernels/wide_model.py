@@ -23,7 +23,7 @@ import torch
 
 from headway.kernels.mid_linear.hopper import triton as mid
 from headway.kernels.mid_linear.hopper import triton_thin as thin
-from headway.kernels.wide_linear.hopper import triton, triton_gate_up, triton_qkv
+from headway.kernels.wide_linear.hopper import triton, triton_forms, triton_gate_up, triton_qkv
 from tests.kernels.gluon_pointer import Pointer
 
 PATIENCE = 20.0
@@ -35,7 +35,8 @@ NAMES = (
     "finish_gates", "out_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads",
     "turn_head", "store_head", "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "as_cached", "row_scale", "product", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
-    "load_squares", "gelu", "prepare_sums",
+    "load_squares", "gelu", "column", "column_bias", "prepare_sums", "two_step_gelu", "prepare_old", "prepare_early",
+    "finish_stored", "turn_tiles",
 )  # fmt: skip
 
 
@@ -279,14 +280,17 @@ class Program:
         """The names the kernels' module imports or defines, for this program."""
 
         def least(a: Any, b: Any) -> Any:
-            return min(a, b) if isinstance(a, int) else torch.clamp(a, max=b)
+            return min(a, b) if isinstance(a, int) else torch.where(a.isnan(), b, torch.clamp(a, max=b))
+
+        def most(a: Any, b: Any, propagate_nan: Any = None) -> Any:
+            return torch.clamp(a, min=b) if propagate_nan else torch.where(a.isnan(), b, torch.clamp(a, min=b))
 
         gl = types.SimpleNamespace(
             program_id=lambda axis: self.place, num_programs=lambda axis: self.programs, static_range=range,
             SliceLayout=lambda *_: None, BlockedLayout=lambda *_: None, NVMMADistributedLayout=lambda *_: None,
             NVMMASharedLayout=lambda *_: None, int64=torch.int64, int32=torch.int32,
             float8e4nv=torch.float8_e4m3fn, float32=torch.float32, arange=lambda start, end, layout: torch.arange(start, end),
-            expand_dims=torch.unsqueeze, minimum=least, maximum=lambda a, b: torch.clamp(a, min=b), where=_where,
+            expand_dims=torch.unsqueeze, minimum=least, maximum=most, where=_where, abs=torch.abs,
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype), exp2=torch.exp2, rsqrt=torch.rsqrt,
             erf=torch.erf, broadcast=torch.broadcast_tensors, join=lambda a, b: torch.stack((a, b), -1),
             sum=lambda x, axis: x.sum(axis), reshape=torch.reshape, permute=torch.permute,
@@ -310,9 +314,10 @@ class Program:
             "pull4": lambda at: self.room[at // 4], "store_layout": lambda *_: None,
             "squares_layout": lambda parts: None, "sum_layout": lambda wide: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "panels": Panels, "times": torch.mul,
-            "widen": torch.Tensor.float, "reciprocal": torch.reciprocal,
+            "widen": torch.Tensor.float, "power": torch.exp2, "reciprocal": torch.reciprocal,
         }  # fmt: skip
         known = {**vars(mid), **vars(thin), **vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
+        known |= vars(triton_forms)
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
         for name in NAMES:
             names[name] = types.FunctionType(known[name].fn.__code__, names)

@@ -14,8 +14,8 @@ wide_qkv(x, weight, positions, cos_sin, q_norm, k_norm, eps, kv_slots, k_cache, 
                                             even, both norms or none
 wide_gelu(x, weight, bias, tanh) -> y [T, N]  GELU(x W^T + bias), bias [N] contiguous, all bf16; ``tanh`` as in ``gelu_mul``
 
-Rounding is that of the separate ops, but for GELU, which takes the sum before it is rounded. Sums are in float32, in an order
-that depends on K alone: a token's result has the same bits whatever the other tokens are.
+Rounding is that of the separate ops: what an epilogue takes is a product in x's dtype, with its bias if there is one. Sums are
+in float32, in an order that depends on K alone: a token's result has the same bits whatever the other tokens are.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, fact
 
 
 def wide_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tanh: bool) -> torch.Tensor:
-    y = F.linear(x.float(), weight.float(), bias.float())
-    return F.gelu(y, approximate="tanh" if tanh else "none").to(x.dtype)
+    y = F.linear(x.float(), weight.float(), bias.float()).to(x.dtype)
+    return F.gelu(y.float(), approximate="tanh" if tanh else "none").to(x.dtype)
 
 
 def wide_qkv(x: torch.Tensor, weight: torch.Tensor, *others: Any) -> torch.Tensor:

@@ -12,7 +12,7 @@ from headway.core.ints import cdiv
 from headway.kernels.capability import num_sms
 from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early
-from headway.kernels.wide_linear.hopper.triton import gate_up_kernel, sums_kernel
+from headway.kernels.wide_linear.hopper.triton import FINISHERS, gate_up_kernel, sums_kernel
 from headway.kernels.wide_linear.hopper.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.hopper.triton_qkv import qkv_kernel
 from headway.kernels.wide_linear.tiles import (
@@ -100,7 +100,7 @@ def launch_sums(
     tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, wide)
     sums_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
         _activations(x), weight_descriptor(weight, 1, wide), out, out if bias is None else bias, rows, tiles_m, tiles_n,
-        N=outputs, K=inputs, STAGES=STAGES[wide], GROUP=GROUP, GELU=gelu, FACTOR=factor, num_warps=4,
+        N=outputs, K=inputs, STAGES=STAGES[wide], GROUP=GROUP, GELU=gelu, FACTOR=factor, WARPS=FINISHERS.value, num_warps=4,
         **launch_early(x.device),
     )  # fmt: skip
 

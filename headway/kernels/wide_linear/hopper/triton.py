@@ -22,17 +22,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language import PropagateNan
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 LOG2E = gl.constexpr(1.4426950408889634)
+KEPT = gl.constexpr(PropagateNan.ALL)
 BLOCK_M = gl.constexpr(128)
 ROWS = gl.constexpr(64)
 """Tokens of a warpgroup: half of a tile."""
 BLOCK_K = gl.constexpr(64)
 PANEL = gl.constexpr(64)
 """16-bit columns of a swizzled row of shared memory; wider matrices lie there panel by panel."""
-FINISHERS = gl.constexpr(2)
-"""Warps that finish tiles."""
+FINISHERS, REGISTERS, FEWER_REGISTERS = gl.constexpr(2), gl.constexpr(152), gl.constexpr(112)
+"""Warps that finish tiles, and their registers: GELU takes few, and the bias many of the warps that multiply."""
 SHARE = gl.constexpr(8)
 """Tokens of a warp in each pass over a tile."""
 
@@ -85,14 +87,14 @@ def copy_tiles(
 
 @gluon.jit
 def multiply_tiles(
-    x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare: gl.constexpr, finish: gl.constexpr, arguments,
-    KIND: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
-    HALF: gl.constexpr,
+    x_smem, w_smem, sums, bars, tiles_m, tiles_n, ahead: gl.constexpr, prepare: gl.constexpr, finish: gl.constexpr,
+    arguments, KIND: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
+    WARPS: gl.constexpr, HALF: gl.constexpr,
 ):  # fmt: skip
     """A warpgroup that multiplies: rows HALF * ROWS to HALF * ROWS + ROWS of each tile. It finishes the last."""
     ready, free, done, taken = bars
     WIDE: gl.constexpr = w_smem.shape[1] * w_smem.shape[2]
-    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE, 16])
+    ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE if WARPS == 2 else 128, 16])
     tiles = tiles_m * tiles_n
     count = 0
     turn = 0
@@ -107,10 +109,11 @@ def multiply_tiles(
             acc = warpgroup_mma_wait(1, deps=[acc])
             mbarrier.arrive(free.index((count + STAGES - 1) % STAGES), pred=chunk > 0)
             count += 1
+        _, n = tile_place(tile, tiles_m, tiles_n, GROUP)  # beside the last products
+        held = ahead(n, arguments, KIND)
         acc = warpgroup_mma_wait(0, deps=[acc])
         mbarrier.arrive(free.index((count + STAGES - 1) % STAGES))
-        _, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        y = prepare(acc, n, arguments, KIND).to(sums.dtype)
+        y = prepare(acc, held, arguments, KIND).to(sums.dtype)
         mbarrier.wait(taken.index(HALF), (turn & 1) ^ 1)
         sums.index(HALF).store(y)
         gl.thread_barrier()
@@ -126,7 +129,7 @@ def multiply_tiles(
 @gluon.jit
 def finish_tiles(
     sums, bars, tiles_m, tiles_n, finish: gl.constexpr, arguments, KIND: gl.constexpr, GROUP: gl.constexpr,
-    EARLY: gl.constexpr,
+    EARLY: gl.constexpr, WARPS: gl.constexpr,
 ):  # fmt: skip
     """The warps that finish a program's tiles but the last."""
     if EARLY:
@@ -134,7 +137,7 @@ def finish_tiles(
     turn = 0
     for tile in range(gl.program_id(0), tiles_m * tiles_n - gl.num_programs(0), gl.num_programs(0)):
         m, n = tile_place(tile, tiles_m, tiles_n, GROUP)
-        finish(m, n, 0, 2, turn & 1, sums, bars, arguments, KIND, FINISHERS)
+        finish(m, n, 0, 2, turn & 1, sums, bars, arguments, KIND, WARPS)
         turn += 1
 
 
@@ -163,13 +166,14 @@ def make_buffers(x_desc, weight_desc, STAGES: gl.constexpr):
 
 @gluon.jit
 def run_tiles(
-    x_desc, weight_desc, tiles_m, tiles_n, prepare: gl.constexpr, finish: gl.constexpr, arguments, KIND: gl.constexpr,
-    K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
+    x_desc, weight_desc, tiles_m, tiles_n, ahead: gl.constexpr, prepare: gl.constexpr, finish: gl.constexpr, arguments,
+    KIND: gl.constexpr, K: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, EARLY: gl.constexpr,
+    WARPS: gl.constexpr, REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """A whole kernel of 4 warps.
+    """A whole kernel of 4 warps; WARPS more, with so many REGISTERS, finish tiles.
 
-    ``prepare(y, n, arguments, KIND)`` may change the product y, float32 [ROWS, WIDE], of a tile in column n while it lies in
-    registers.
+    ``ahead(n, arguments, KIND)`` is called before the last products of a tile in column n have ended, and ``prepare(y, held,
+    arguments, KIND)`` with what it returned may change the product y, float32 [ROWS, WIDE], while it lies in registers.
     ``finish(m, n, first_half, last_half, phase, sums, bars, arguments, KIND, WARPS)`` takes halves of a tile from ``sums`` when
     their barriers say that they are there, by the end of this phase, and says when it has read them.
     """
@@ -178,16 +182,24 @@ def run_tiles(
     x_smem, w_smem, sums, bars = make_buffers(x_desc, weight_desc, STAGES)
     gl.warp_specialize(
         [
-            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare, finish, arguments, KIND, K, STAGES,
-                              GROUP, EARLY, 0)),
-            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, prepare, finish, arguments, KIND, K, STAGES,
-                              GROUP, EARLY, 1)),
-            (finish_tiles, (sums, bars, tiles_m, tiles_n, finish, arguments, KIND, GROUP, EARLY)),
+            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, ahead, prepare, finish, arguments, KIND, K,
+                              STAGES, GROUP, EARLY, WARPS, 0)),
+            (multiply_tiles, (x_smem, w_smem, sums, bars, tiles_m, tiles_n, ahead, prepare, finish, arguments, KIND, K,
+                              STAGES, GROUP, EARLY, WARPS, 1)),
+            (finish_tiles, (sums, bars, tiles_m, tiles_n, finish, arguments, KIND, GROUP, EARLY, WARPS)),
             (copy_tiles, (x_desc, weight_desc, x_smem, w_smem, bars, tiles_m, tiles_n, K, STAGES, GROUP, EARLY)),
         ],
-        [4, FINISHERS, 1],
-        [176, 152, 152],
+        [4, WARPS, 1],
+        # Of 512 for a thread of each warpgroup. Four warps that finish make a fourth one, and the assembler then refuses
+        # products of 256 columns.
+        [(512 - REGISTERS) // 16 * 8, REGISTERS, REGISTERS] if WARPS == 2 else [192, 88, 40],
     )  # fmt: skip
+
+
+@gluon.jit
+def column(n, arguments, KIND: gl.constexpr):
+    """What is prepared asks for nothing in memory."""
+    return n
 
 
 @gluon.jit
@@ -200,6 +212,22 @@ def leave(y, n, arguments, KIND: gl.constexpr):
 def halves(x, COLUMNS: gl.constexpr):
     """[ROWS, 2 * COLUMNS] -> its left and its right half; nothing moves between threads."""
     return gl.split(gl.permute(gl.reshape(x, [ROWS, 2, COLUMNS]), [0, 2, 1]))
+
+
+@gluon.jit
+def widen(x):
+    """16-bit floats as float32."""
+    if x.dtype == gl.bfloat16:  # the compiler takes three instructions for a pair
+        return gl.inline_asm_elementwise(
+            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }",
+            "=r,=r,r",
+            [x],
+            dtype=gl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    else:
+        return x.to(gl.float32)
 
 
 @gluon.jit
@@ -272,44 +300,63 @@ def gate_up_kernel(
     """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply."""
     arguments = (out_ptr, num_tokens)
     KIND: gl.constexpr = (N, GATE)
-    run_tiles(x_desc, weight_desc, tiles_m, tiles_n, leave, finish_gates, arguments, KIND, K, STAGES, GROUP, EARLY)
+    run_tiles(
+        x_desc, weight_desc, tiles_m, tiles_n, column, leave, finish_gates, arguments, KIND, K, STAGES, GROUP, EARLY,
+        FINISHERS, REGISTERS,
+    )  # fmt: skip
 
 
 @gluon.jit
-def reciprocal(x):
-    """1 / x, off by a last place of float32 at most; 0 of an infinity."""
-    code: gl.constexpr = "rcp.approx.ftz.f32 $0, $1;"
+def power(x):
+    """2^x; 0 where it is no normal number."""
+    code: gl.constexpr = "ex2.approx.ftz.f32 $0, $1;"
     return gl.inline_asm_elementwise(code, "=f,f", [x], dtype=gl.float32, is_pure=True, pack=1)
 
 
 @gluon.jit
 def gelu(x, GELU: gl.constexpr):
-    """x * Phi(x) as x / (1 + 2^(x q(x^2))): no difference of near numbers, so small results keep their digits.
+    """x * Phi(x) as max(x, 0) - t (1 - Phi(t)), t = |x|: no difference of near numbers, so small results keep their digits.
 
-    By tanh (GELU is 2) q is a line. Else it is fitted to log2((1 - Phi(x)) / Phi(x)) / x up to 5: off by a third of bfloat16's
-    last place at most, from -5 on by 2e-9.
+    The slow unit has one function to compute. log2(1 - Phi(t)) is fitted by the polynomial of least greatest error up to 5.5,
+    by tanh (GELU is 2) up to 5: off by .065 and .11 of bfloat16's last place at most, and further down by 4e-11 and 2e-10.
     """
-    s = x * x
     if GELU == 2:
-        q = s * -0.10294324 - 2.3022082
+        t = gl.minimum(gl.abs(x), 8.0)  # 16 is beyond where the polynomial falls
+        p = t * 0.000237097496 - 0.00313961478
+        p = p * t + 0.00825109479
+        p = p * t - 0.0376912624
+        p = p * t - 0.480260026
+        p = p * t - 1.14202463
+        p = p * t - 1.00060041
     else:
-        q = s * -1.3032075e-05 + 0.0014235622
-        q = q * s - 0.10939683
-        q = q * s - 2.2976465
-    return x * reciprocal(1.0 + gl.exp2(x * q))
+        t = gl.minimum(gl.abs(x), 16.0)  # an infinity times nothing would be no number
+        p = t * -0.000233251296 + 0.00486977304
+        p = p * t - 0.0445990059
+        p = p * t - 0.46968111
+        p = p * t - 1.14626078
+        p = p * t - 1.0003591
+    return gl.maximum(x, 0.0, propagate_nan=KEPT) - t * power(p)
 
 
 @gluon.jit
-def prepare_sums(y, n, arguments, KIND: gl.constexpr):
-    """GELU of the product and its bias, while it lies in registers: the warps that finish are too few for it."""
+def column_bias(n, arguments, KIND: gl.constexpr):
+    """The bias of a tile's columns."""
     _, bias_ptr, _ = arguments
     N: gl.constexpr = KIND[0]
+    WIDE: gl.constexpr = KIND[3]
     if KIND[1]:
-        COLUMNS: gl.constexpr = y.shape[1]
-        ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-        column = n * COLUMNS + gl.arange(0, COLUMNS, layout=gl.SliceLayout(0, ACC))
-        bias = gl.load(bias_ptr + column, mask=column < N, other=0.0)
-        y = gelu(y + gl.expand_dims(bias.to(gl.float32), 0), KIND[1])
+        ACC: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDE if KIND[4] == 2 else 128, 16])
+        at = n * WIDE + gl.arange(0, WIDE, layout=gl.SliceLayout(0, ACC))
+        return gl.load(bias_ptr + at, mask=at < N, other=0.0)
+    else:
+        return n
+
+
+@gluon.jit
+def prepare_sums(y, bias, arguments, KIND: gl.constexpr):
+    """The product and its bias, which the separate ops do not round between."""
+    if KIND[1]:
+        y = y + gl.expand_dims(bias.to(gl.float32), 0)
     return y
 
 
@@ -343,7 +390,9 @@ def finish_sums(m, n, first_half, last_half, phase, sums, bars, arguments, KIND:
             if part < PASSES - 1:
                 at, keep, before = out_part(out_ptr, row + (part + 1) * PASS, col, num_tokens, N, KIND[1])
             y = sums.index(half).slice(part * PASS, PASS).load(COPY)
-            if not KIND[1]:
+            if KIND[1]:
+                y = gelu(widen(y), KIND[1]).to(sums.dtype)
+            else:
                 if KIND[2] != 1.0:  # rounded before the sum, as a product by itself would be
                     y = (y.to(gl.float32) * KIND[2]).to(sums.dtype)
                 y = (y.to(gl.float32) + before_now.to(gl.float32)).to(sums.dtype)
@@ -368,10 +417,12 @@ def sums_kernel(
     GELU: gl.constexpr,
     EARLY: gl.constexpr,
     FACTOR: gl.constexpr = 1.0,  # of the product; without GELU
+    WARPS: gl.constexpr = FINISHERS,  # that finish
 ):
     """Grid: persistent programs; 4 warps, which are one of the two warpgroups that multiply. GELU: 0, or as in ``GATES``."""
     arguments = (out_ptr, bias_ptr, num_tokens)
-    KIND: gl.constexpr = (N, GELU, FACTOR)
+    KIND: gl.constexpr = (N, GELU, FACTOR, weight_desc.block_shape[1], WARPS)
     run_tiles(
-        x_desc, weight_desc, tiles_m, tiles_n, prepare_sums, finish_sums, arguments, KIND, K, STAGES, GROUP, EARLY
-    )
+        x_desc, weight_desc, tiles_m, tiles_n, column_bias, prepare_sums, finish_sums, arguments, KIND, K, STAGES, GROUP,
+        EARLY, WARPS, FEWER_REGISTERS if GELU else REGISTERS,
+    )  # fmt: skip

@@ -14,12 +14,16 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 from headway.kernels.triton_cached import as_cached
 from headway.kernels.wide_linear.hopper.triton import (
     BLOCK_M,
+    FINISHERS,
     PANEL,
+    REGISTERS,
     ROWS,
     SHARE,
+    column,
     halves,
     panels,
     run_tiles,
+    widen,
 )
 
 D = gl.constexpr(128)
@@ -45,22 +49,6 @@ def times(a, b):
         return gl.inline_asm_elementwise(
             "mul.rn.f16x2 $0, $1, $2;", "=r,r,r", [a, b], dtype=gl.float16, is_pure=True, pack=2
         )
-
-
-@gluon.jit
-def widen(x):
-    """16-bit floats as float32."""
-    if x.dtype == gl.bfloat16:  # the compiler takes three instructions for a pair
-        return gl.inline_asm_elementwise(
-            "{ shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000; }",
-            "=r,=r,r",
-            [x],
-            dtype=gl.float32,
-            is_pure=True,
-            pack=2,
-        )
-    else:
-        return x.to(gl.float32)
 
 
 @gluon.jit
@@ -215,5 +203,6 @@ def qkv_kernel(
     arguments = (q_ptr, positions_ptr, cos_sin_ptr, q_norm_ptr, k_norm_ptr, kv_slots_ptr, k_ptr, v_ptr, eps, sizes)
     KIND: gl.constexpr = (H, KH, BS, NORM)
     run_tiles(
-        x_desc, weight_desc, tiles_m, tiles_n, scale_heads, finish_heads, arguments, KIND, K, STAGES, GROUP, EARLY
-    )
+        x_desc, weight_desc, tiles_m, tiles_n, column, scale_heads, finish_heads, arguments, KIND, K, STAGES, GROUP, EARLY,
+        FINISHERS, REGISTERS,
+    )  # fmt: skip
