@@ -333,7 +333,7 @@ class ModelKernel:
         programs: as many take part at most, whatever the grid says.
     """
 
-    program = Program
+    program: type[Program] = Program
 
     def __init__(self, kernel: Any, programs: int) -> None:
         self._code, self._programs = kernel.fn.__code__, programs
