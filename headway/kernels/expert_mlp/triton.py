@@ -112,9 +112,7 @@ def sort_pairs(
     fixed["num_warps"] = 8 if block > 1024 else 4
     counted = torch.empty((SEGMENTS, experts), dtype=torch.int32, device=device)
     count_pairs_kernel[(SEGMENTS,)](ids, counted, pairs, segment, **fixed)
-    plan = None
-    if planned:
-        plan = torch.empty((1 + tile_count(pairs, experts, MANY_ROWS), 4), dtype=torch.int32, device=device)
+    plan = torch.empty((1 + tile_count(pairs, experts, MANY_ROWS), 4), dtype=torch.int32, device=device)
     place_pairs_kernel[(cdiv(experts, PLACED_TOGETHER), SEGMENTS)](
         ids,
         counted,
@@ -128,7 +126,7 @@ def sort_pairs(
         ROWS=MANY_ROWS,
         **fixed,
     )
-    return order, counts, plan
+    return order, counts, plan if planned else None
 
 
 def _few(

@@ -86,7 +86,7 @@ def place_pairs_kernel(
     counted_ptr,  # int32 [SEGMENTS, E]
     order_ptr,  # int32 [num_pairs], as of ``sort_kernel``
     counts_ptr,  # int32 [E]
-    plan_ptr,  # or null; int32 [1 + most tiles, 4]: how many tiles; of each its expert, first sorted pair, pairs
+    plan_ptr,  # int32 [1 + most tiles, 4]: how many tiles; of each its expert, first sorted pair, pairs
     num_pairs,
     segment,
     E: tl.constexpr,
@@ -119,15 +119,14 @@ def place_pairs_kernel(
             one = tl.arange(0, LANES)
             count = tl.sum(tl.where(one == expert, counts, 0), axis=0)
             tl.store(counts_ptr + expert, count)
-            if plan_ptr is not None:
-                tiles = (counts + ROWS - 1) // ROWS
-                first_tile = tl.sum(tl.where(one < expert, tiles, 0), axis=0)
-                write_plan(plan_ptr, expert, before, count, first_tile, ROWS)
-                if expert == E - 1:
-                    end = first_tile + (count + ROWS - 1) // ROWS
-                    tl.store(plan_ptr, tl.maximum(end, 1))
-                    if end == 0:  # a tile of no pairs stands for all
-                        tl.store(plan_ptr + 4 + tl.arange(0, 4), tl.zeros([4], tl.int32))
+            tiles = (counts + ROWS - 1) // ROWS
+            first_tile = tl.sum(tl.where(one < expert, tiles, 0), axis=0)
+            write_plan(plan_ptr, expert, before, count, first_tile, ROWS)
+            if expert == E - 1:
+                end = first_tile + (count + ROWS - 1) // ROWS
+                tl.store(plan_ptr, tl.maximum(end, 1))
+                if end == 0:  # a tile of no pairs stands for all
+                    tl.store(plan_ptr + 4 + tl.arange(0, 4), tl.zeros([4], tl.int32))
 
 
 @triton.jit
