@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,6 +11,7 @@ import pytest
 from headway.kernels.registry import OPS
 from headway.kernels.testing import interpreter_loops
 from tests.engine.harness import MakeEngine, request, run
+from tests.kernels.quick_interpreter import quick_interpreter
 from tests.parallel.test_engine import KINDS
 
 KERNELS = (
@@ -18,6 +19,12 @@ KERNELS = (
     "slot_advance",
 )  # fmt: skip
 """Of a plain decoder's step."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def interpreted_quickly() -> Iterator[None]:
+    with quick_interpreter():
+        yield
 
 
 @pytest.fixture
