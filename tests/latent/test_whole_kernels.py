@@ -3,8 +3,6 @@ rounding takes it from float32, beside how far it takes transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 
@@ -14,20 +12,14 @@ from headway.kernels.mla_index import index_scores, index_topk, index_write
 from headway.kernels.mla_prefill import mla_gather, mla_prefill
 from headway.kernels.mla_write import mla_write
 from headway.kernels.testing import interpreter_loops
-from tests.kernels.quick_interpreter import quick_interpreter
 from tests.latent.test_models import TOLERANCE
 from tests.latent.tiny_latents import LATENTS, LENGTH, VOCAB, folder_of, hf_model, ours, pair
 from tests.models.harness import DEVICE, Machine
 
+pytestmark = pytest.mark.usefixtures("interpreted_quickly")
 KERNELS = (head_linear, mla_decode, index_scores, index_topk, index_write, mla_gather, mla_prefill, mla_write)
 OWN_ERRORS = 1.5
 """Of transformers' own mean error in bfloat16."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def interpreted_quickly() -> Iterator[None]:
-    with quick_interpreter():
-        yield
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,20 +11,14 @@ import pytest
 from headway.kernels.registry import OPS
 from headway.kernels.testing import interpreter_loops
 from tests.engine.harness import MakeEngine, request, run
-from tests.kernels.quick_interpreter import quick_interpreter
 from tests.parallel.test_engine import KINDS
 
+pytestmark = pytest.mark.usefixtures("interpreted_quickly")
 KERNELS = (
     "apply_edits", "step_unpack", "embed", "rms_norm", "add_rms_norm", "rope_kv_write", "paged_attention", "silu_mul", "sample",
     "slot_advance",
 )  # fmt: skip
 """Of a plain decoder's step."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def interpreted_quickly() -> Iterator[None]:
-    with quick_interpreter():
-        yield
 
 
 @pytest.fixture
