@@ -71,8 +71,7 @@ class BloomForCausalLM(DecoderModel):
             raise fields.refuse("apply_residual_connection_post_layernorm", "is not implemented")
         config = llama_like(
             whole_heads(fields),
-            qkv_bias=True,
-            out_bias=True,
+            attention_bias=True,
             names=HEAD_BY_HEAD,
             rope=without_rope(fields),
             eps="layer_norm_epsilon",
@@ -166,9 +165,7 @@ class FalconForCausalLM(DecoderModel):
         two = (grouped and (fields.get("num_ln_in_parallel_attn") or 2) == 2) or not (grouped or parallel)
         names = replace(HEAD_BY_HEAD, before_mixer="ln_attn", before_ffn="ln_mlp") if grouped and two else HEAD_BY_HEAD
         rope = without_rope(fields) if alibi else None
-        config = llama_like(
-            whole_heads(fields), qkv_bias=bias, out_bias=bias, names=names, rope=rope, eps="layer_norm_epsilon"
-        )
+        config = llama_like(whole_heads(fields), attention_bias=bias, names=names, rope=rope, eps="layer_norm_epsilon")
         activation = fields.choice("activation", ACTIVATIONS)
         mlp = MLPSpec(size=inner, activation=activation, gated=False, bias=bias, names=FOUR_TIMES)
         if alibi:

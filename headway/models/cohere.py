@@ -17,7 +17,7 @@ def _cohere(fields: Fields, windows: tuple[int, ...] | None) -> DecoderConfig:
     bias, sizes = fields.flag("attention_bias"), read_sizes(fields)
     rope = replace(read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position), interleaved=True)
     config = llama_like(
-        fields, qkv_bias=bias, out_bias=bias, windows=windows, names=BlockNames(before_ffn=""), rope=rope,
+        fields, attention_bias=bias, windows=windows, names=BlockNames(before_ffn=""), rope=rope,
         eps="layer_norm_eps",
     )  # fmt: skip
     return replace(

@@ -78,8 +78,8 @@ def whole_heads(fields: Fields) -> Fields:
 def llama_like(
     fields: Fields,
     *,
-    qkv_bias: bool = False,
-    out_bias: bool = False,
+    attention_bias: bool = False,
+    out_bias: bool | None = None,
     mlp_bias: bool = False,
     qk_norm: Literal["", "head", "all"] = "",
     windows: Sequence[int] | None = None,
@@ -93,7 +93,8 @@ def llama_like(
 
     Args:
         fields: a config.json, with the architecture's defaults.
-        qkv_bias, out_bias, mlp_bias: which products have biases.
+        attention_bias, mlp_bias: which products have biases.
+        out_bias: of attention's last product, where it is not as its first.
         qk_norm: see ``AttentionSpec``.
         windows: per layer the window of its attention, 0 for none; None: no layer has one.
         names: of the blocks' parts in the checkpoint.
@@ -113,8 +114,8 @@ def llama_like(
         num_kv_heads=sizes.num_kv_heads,
         head_dim=sizes.head_dim,
         rope=rope,
-        qkv_bias=qkv_bias,
-        out_bias=out_bias,
+        qkv_bias=attention_bias,
+        out_bias=attention_bias if out_bias is None else out_bias,
         qk_norm=qk_norm,
     )
     mlp = MLPSpec(size=sizes.inner, activation=activation, bias=mlp_bias)

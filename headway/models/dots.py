@@ -27,7 +27,7 @@ class Dots1ForCausalLM(DecoderModel):
         slides = fields.get("sliding_window") is not None
         windows = layer_windows(fields, otherwise=[SLIDING if slides and i >= upper else FULL for i in range(layers)])
         bias = fields.flag("attention_bias")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)
+        config = llama_like(fields, attention_bias=bias, qk_norm="head", windows=windows)
         experts, first = expert_count(fields, *EXPERTS), fields.whole("first_k_dense_replace", 0)
         if not experts:
             return config

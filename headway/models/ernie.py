@@ -35,7 +35,7 @@ class Ernie4_5ForCausalLM(DecoderModel):  # noqa: N801 - the name that config.js
             num_key_value_heads=2, head_dim=128,
         )  # fmt: skip
         bias = fields.flag("use_bias")
-        return _side_by_side(llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=bias))
+        return _side_by_side(llama_like(fields, attention_bias=bias, mlp_bias=bias))
 
 
 class HeliumForCausalLM(DecoderModel):
@@ -45,7 +45,7 @@ class HeliumForCausalLM(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         fields = fields.with_defaults(rms_norm_eps=1e-8, rope_theta=1e5, max_position_embeddings=4096)
         bias = fields.flag("attention_bias")
-        return _side_by_side(llama_like(fields, qkv_bias=bias, mlp_bias=fields.flag("mlp_bias")))
+        return _side_by_side(llama_like(fields, attention_bias=bias, out_bias=False, mlp_bias=fields.flag("mlp_bias")))
 
 
 class Ernie4_5_MoeForCausalLM(DecoderModel):  # noqa: N801 - the name that config.json has

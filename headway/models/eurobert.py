@@ -19,7 +19,7 @@ class EuroBertModel(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         fields = fields.with_defaults(max_position_embeddings=8192, rms_norm_eps=1e-5, classifier_pooling="late")
         bias = fields.flag("attention_bias")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+        config = llama_like(fields, attention_bias=bias, mlp_bias=fields.flag("mlp_bias"))
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             return replace(block, mixer=replace(block.attention, causal=False))

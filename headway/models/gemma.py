@@ -43,7 +43,7 @@ def _gemma(
     fields.get("hidden_act")
     bias = fields.flag("attention_bias")
     config = llama_like(
-        fields, qkv_bias=bias, out_bias=bias, windows=windows, names=names, qk_norm="head" if qk_norm else "",
+        fields, attention_bias=bias, windows=windows, names=names, qk_norm="head" if qk_norm else "",
         rope=None if ropes is None else ropes[FULL],
     )  # fmt: skip
     scalar = fields.get("query_pre_attn_scalar")

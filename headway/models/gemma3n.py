@@ -236,9 +236,8 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
         windows, bias = layer_windows(fields, otherwise=kinds), fields.flag("attention_bias")
         ropes = read_ropes(fields, full_theta=1e6, sliding_theta=1e4, sliding_field="rope_local_base_freq")
         config = llama_like(
-            fields, windows=windows, names=SANDWICH, qk_norm="head", rope=ropes[FULL],
-            qkv_bias=bias, out_bias=bias,
-        )  # fmt: skip
+            fields, attention_bias=bias, windows=windows, names=SANDWICH, qk_norm="head", rope=ropes[FULL]
+        )
         sources, first = shared_layers(fields, kinds)
         sparse = _by_layer(fields, "activation_sparsity_pattern", _sparse_layers(len(kinds)))
         altup = AltUpSpec(

@@ -23,7 +23,7 @@ def _glm(fields: Fields, names: BlockNames) -> DecoderConfig:
     sizes = read_sizes(fields)
     rope = read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position, partial=True)
     rope = replace(rope, interleaved=True)
-    config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), names=names, rope=rope)
+    config = llama_like(fields, attention_bias=fields.flag("attention_bias"), out_bias=False, names=names, rope=rope)
 
     def change(_layer: int, block: BlockSpec) -> BlockSpec:
         return replace(block, ffn=replace(block.mlp, names=(("gate_up_proj",), "down_proj")))
@@ -51,7 +51,9 @@ class Glm4MoeForCausalLM(DecoderModel):
         )  # fmt: skip
         experts = expert_count(fields, "n_routed_experts", "num_local_experts", "num_experts")
         norm: Literal["", "head"] = "head" if fields.flag("use_qk_norm") else ""
-        config = llama_like(fields, qkv_bias=fields.flag("attention_bias"), qk_norm=norm, partial=True)
+        config = llama_like(
+            fields, attention_bias=fields.flag("attention_bias"), out_bias=False, qk_norm=norm, partial=True
+        )
         first, layers = fields.whole("first_k_dense_replace"), len(config.blocks)
         shared = fields.whole("n_shared_experts", 0) * fields.count("moe_intermediate_size")
         mixture = read_mixture(fields, experts, corrected_router(fields), shared=shared)

@@ -56,8 +56,7 @@ def _read(fields: Fields, names: BlockNames, kv_heads: int | None, mlp: tuple[tu
     fields = fields.replaced(num_key_value_heads=kv_heads)
     config = llama_like(
         whole_heads(fields),
-        qkv_bias=True,
-        out_bias=True,
+        attention_bias=True,
         names=names,
         rope=without_rope(fields),
         eps="layer_norm_epsilon",

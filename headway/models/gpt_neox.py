@@ -46,9 +46,7 @@ class GPTNeoXForCausalLM(DecoderModel):
             )
         bias, parallel = fields.flag("attention_bias"), fields.flag("use_parallel_residual")
         names = BlockNames(mixer="attention")
-        config = llama_like(
-            whole_heads(fields), qkv_bias=bias, out_bias=bias, names=names, partial=True, eps="layer_norm_eps"
-        )
+        config = llama_like(whole_heads(fields), attention_bias=bias, names=names, partial=True, eps="layer_norm_eps")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("query_key_value",), "dense"), by_head=True)
@@ -102,7 +100,7 @@ class PhiForCausalLM(DecoderModel):
         fields = fields.with_defaults(
             layer_norm_eps=1e-5, hidden_act="gelu_new", max_position_embeddings=2048, partial_rotary_factor=0.5
         )
-        config = llama_like(fields, qkv_bias=True, out_bias=True, partial=True, eps="layer_norm_eps")
+        config = llama_like(fields, attention_bias=True, partial=True, eps="layer_norm_eps")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             mixer = replace(block.attention, names=(("q_proj", "k_proj", "v_proj"), "dense"))
@@ -120,7 +118,11 @@ class StableLmForCausalLM(DecoderModel):
         fields = fields.with_defaults(layer_norm_eps=1e-5, max_position_embeddings=4096, partial_rotary_factor=0.25)
         parallel = fields.flag("use_parallel_residual")
         config = llama_like(
-            whole_heads(fields), qkv_bias=fields.flag("use_qkv_bias"), partial=True, eps="layer_norm_eps"
+            whole_heads(fields),
+            attention_bias=fields.flag("use_qkv_bias"),
+            out_bias=False,
+            partial=True,
+            eps="layer_norm_eps",
         )
         return _layer_norms(map_blocks(config, lambda _, block: replace(block, parallel=parallel)))
 
@@ -136,7 +138,7 @@ class Starcoder2ForCausalLM(DecoderModel):
         )  # fmt: skip
         bias, window = fields.flag("use_bias"), fields.get("sliding_window")
         windows = None if window is None else (fields.count("sliding_window"),) * fields.count("num_hidden_layers")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, windows=windows, eps="norm_epsilon")
+        config = llama_like(fields, attention_bias=bias, windows=windows, eps="norm_epsilon")
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             return replace(block, ffn=_ungated(block, (("c_fc",), "c_proj"), bias=bias))

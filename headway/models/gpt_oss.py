@@ -34,7 +34,7 @@ class GptOssForCausalLM(DecoderModel):
         alternating = [SLIDING if i % 2 == 0 else FULL for i in range(layers)]
         bias = fields.flag("attention_bias")
         windows = layer_windows(fields, otherwise=alternating)
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, windows=windows)
+        config = llama_like(fields, attention_bias=bias, windows=windows)
         config = map_blocks(config, lambda _, block: replace(block, mixer=replace(block.attention, sinks=True)))
         router = RouterSpec(
             top_k=fields.with_defaults(num_experts_per_tok=4).count("num_experts_per_tok"), bias=True, name="router"

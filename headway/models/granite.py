@@ -22,7 +22,7 @@ class GraniteForCausalLM(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         fields = fields.with_defaults(max_position_embeddings=2048)
         bias = fields.flag("attention_bias")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+        config = llama_like(fields, attention_bias=bias, mlp_bias=fields.flag("mlp_bias"))
         scale = fields.number("attention_multiplier", 1.0)
         residual = fields.number("residual_multiplier", 1.0)
         divisor = fields.number("logits_scaling", 1.0)

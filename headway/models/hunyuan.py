@@ -44,7 +44,7 @@ class HunYuanDenseV1ForCausalLM(DecoderModel):
             if fields.flag(name):
                 raise fields.refuse(name, "is not implemented; false is")
         bias = fields.flag("attention_bias")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head", rope=_rope(fields))
+        config = llama_like(fields, attention_bias=bias, qk_norm="head", rope=_rope(fields))
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             names = ("query_layernorm", "key_layernorm")

@@ -17,9 +17,7 @@ class LlamaForCausalLM(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         fields = fields.with_defaults(max_position_embeddings=2048)
         bias = fields.flag("attention_bias")
-        return llama_like(
-            fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"), windows=layer_windows(fields)
-        )
+        return llama_like(fields, attention_bias=bias, mlp_bias=fields.flag("mlp_bias"), windows=layer_windows(fields))
 
 
 class SeedOssForCausalLM(DecoderModel):
@@ -32,7 +30,7 @@ class SeedOssForCausalLM(DecoderModel):
         )
         return llama_like(
             fields,
-            qkv_bias=fields.flag("attention_bias"),
+            attention_bias=fields.flag("attention_bias"),
             out_bias=fields.flag("attention_out_bias"),
             mlp_bias=fields.flag("mlp_bias"),
         )
@@ -45,7 +43,7 @@ class ArceeForCausalLM(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         fields = fields.with_defaults(max_position_embeddings=4096, rms_norm_eps=1e-5, hidden_act="relu2")
         bias = fields.flag("attention_bias")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+        config = llama_like(fields, attention_bias=bias, mlp_bias=fields.flag("mlp_bias"))
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
             return replace(block, ffn=replace(block.mlp, gated=False, names=(("up_proj",), "down_proj")))

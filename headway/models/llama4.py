@@ -31,7 +31,7 @@ class Llama4ForCausalLM(DecoderModel):
         sizes, layers = read_sizes(fields), fields.count("num_hidden_layers")
         rope = replace(read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position), interleaved=True)
         bias = fields.flag("attention_bias")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, rope=rope)
+        config = llama_like(fields, attention_bias=bias, rope=rope)
         every = fields.count("no_rope_layer_interval")
         rotated = fields.get("no_rope_layers") or [int((i + 1) % every != 0) for i in range(layers)]
         kinds = fields.get("layer_types") or [CHUNKED if each else FULL for each in rotated]

@@ -19,7 +19,7 @@ class MistralForCausalLM(DecoderModel):
         sliding = fields.get("sliding_window") is not None
         kinds = (SLIDING,) * fields.count("num_hidden_layers") if sliding else ()
         bias = fields.flag("attention_bias")
-        return llama_like(fields, qkv_bias=bias, out_bias=bias, windows=layer_windows(fields, otherwise=kinds))
+        return llama_like(fields, attention_bias=bias, windows=layer_windows(fields, otherwise=kinds))
 
 
 class MinistralForCausalLM(MistralForCausalLM):

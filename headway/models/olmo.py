@@ -29,7 +29,7 @@ class Olmo2ForCausalLM(DecoderModel):
     def read(fields: Fields) -> DecoderConfig:
         fields = fields.with_defaults(max_position_embeddings=2048, rms_norm_eps=1e-5)
         bias = fields.flag("attention_bias")
-        return llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="all", names=NORMS_AFTER)
+        return llama_like(fields, attention_bias=bias, qk_norm="all", names=NORMS_AFTER)
 
 
 class OlmoeForCausalLM(DecoderModel):
@@ -42,7 +42,7 @@ class OlmoeForCausalLM(DecoderModel):
         if not experts:
             raise fields.refuse("num_experts", "must be a positive integer")
         bias = fields.flag("attention_bias")
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="all")
+        config = llama_like(fields, attention_bias=bias, qk_norm="all")
         router = RouterSpec(top_k=fields.count("num_experts_per_tok"), renormalise=fields.flag("norm_topk_prob"))
         mixture = read_mixture(fields, experts, router, size="intermediate_size")
         return with_mixture(config, range(len(config.blocks)), mixture)
@@ -67,7 +67,7 @@ class Olmo3ForCausalLM(DecoderModel):
         bias, ropes = fields.flag("attention_bias"), read_ropes(fields, full_theta=5e5, sliding_theta=5e5)
         windows = layer_windows(fields, otherwise=layer_kinds(fields, 4))
         config = llama_like(
-            fields, qkv_bias=bias, out_bias=bias, qk_norm="all", names=NORMS_AFTER, windows=windows, rope=ropes[FULL]
+            fields, attention_bias=bias, qk_norm="all", names=NORMS_AFTER, windows=windows, rope=ropes[FULL]
         )
 
         def change(_layer: int, block: BlockSpec) -> BlockSpec:
@@ -98,7 +98,7 @@ class OlmoHybridForCausalLM(DecoderModel):
         check_activation(fields, kinds)
         rotates = (fields.get("rope_parameters") or {}).get("rope_theta") or fields.get("rope_theta")
         rope = None if rotates else RopeConfig(theta=1.0, rotary_dim=2, original_len=1)  # of no layer
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="all", names=NORMS_AFTER, rope=rope)
+        config = llama_like(fields, attention_bias=bias, qk_norm="all", names=NORMS_AFTER, rope=rope)
         delta = read_delta_net(fields, "separate", 1e-5)
         scale = 2.0 if fields.flag("linear_allow_neg_eigval") else 1.0
         delta = replace(delta, beta_scale=scale, names=("o_norm", "o_proj"))

@@ -30,7 +30,7 @@ class PhimoeForCausalLM(DecoderModel):
         windows = None if window is None else (window,) * layers
         sizes = read_sizes(fields)
         rope = read_rope(fields, head_dim=sizes.head_dim, max_position=sizes.max_position, mscales=True)
-        config = llama_like(fields, qkv_bias=bias, out_bias=bias, windows=windows, rope=rope)
+        config = llama_like(fields, attention_bias=bias, windows=windows, rope=rope)
         margin = 2 * fields.number("router_jitter_noise", least=0)
         router = RouterSpec(top_k=2, scoring="sparsemixer", renormalise=False, margin=margin)
         experts = expert_count(fields, "num_local_experts", "num_experts")

@@ -19,7 +19,7 @@ class Qwen2ForCausalLM(DecoderModel):
         switch = "use_sliding_window"
         fields.get("attention_bias")  # old exporters wrote it; it has no effect
         windows = layer_windows(fields, switch=switch, otherwise=upper_layers_slide(fields, switch))
-        return llama_like(fields, qkv_bias=True, windows=windows)
+        return llama_like(fields, attention_bias=True, out_bias=False, windows=windows)
 
 
 class MiMoForCausalLM(DecoderModel):

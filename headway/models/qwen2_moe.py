@@ -35,7 +35,7 @@ class Qwen2MoeForCausalLM(DecoderModel):
             kinds = tuple(SLIDING if i % 2 == 0 and i < upper else FULL for i in range(layers))
         fields.get("attention_bias")  # old exporters wrote it; it has no effect
         windows = layer_windows(fields, switch=switch, otherwise=kinds)
-        config = llama_like(fields, qkv_bias=fields.flag("qkv_bias"), windows=windows)
+        config = llama_like(fields, attention_bias=fields.flag("qkv_bias"), out_bias=False, windows=windows)
         sparse = sparse_layers(fields, experts)
         if not sparse:
             return config

@@ -17,4 +17,4 @@ class Qwen3ForCausalLM(DecoderModel):
         )
         switch, bias = "use_sliding_window", fields.flag("attention_bias")
         windows = layer_windows(fields, switch=switch, otherwise=upper_layers_slide(fields, switch))
-        return llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head", windows=windows)
+        return llama_like(fields, attention_bias=bias, qk_norm="head", windows=windows)

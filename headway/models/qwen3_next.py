@@ -46,7 +46,7 @@ def _read(fields: Fields, layout: Literal["grouped", "joined"]) -> DecoderConfig
     kinds = kinds_of(fields, every_few, "layer_types")
     check_activation(fields, kinds)
     bias = fields.flag("attention_bias")
-    config = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head", partial=True)
+    config = llama_like(fields, attention_bias=bias, qk_norm="head", partial=True)
     delta = read_delta_net(fields, layout, config.norm.eps)
 
     def change(layer: int, block: BlockSpec) -> BlockSpec:

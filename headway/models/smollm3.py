@@ -29,7 +29,7 @@ class SmolLM3ForCausalLM(DecoderModel):
         kinds = [SLIDING if slides and not each else FULL for each in rotated]
         bias = fields.flag("attention_bias")
         config = llama_like(
-            fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"),
+            fields, attention_bias=bias, mlp_bias=fields.flag("mlp_bias"),
             windows=layer_windows(fields, otherwise=kinds),
         )  # fmt: skip
 

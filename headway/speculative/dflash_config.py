@@ -111,7 +111,7 @@ def _decoder(config: dict[str, Any], target: ModelSpec) -> DecoderConfig:
             "layers all have full attention"
         )
     bias = fields.flag("attention_bias")
-    decoder = llama_like(fields, qkv_bias=bias, out_bias=bias, qk_norm="head")
+    decoder = llama_like(fields, attention_bias=bias, qk_norm="head")
     fields.refuse_unread()
     if decoder.vocab_size != target.vocab_size:
         raise UnsupportedModelError(

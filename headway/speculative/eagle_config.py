@@ -50,7 +50,7 @@ def read_eagle(config: Mapping[str, Any], *, third: bool, target: ModelSpec) -> 
     inner.setdefault("architectures", ["Eagle"])
     fields = Fields(inner)
     bias = fields.flag("attention_bias")
-    decoder = llama_like(fields, qkv_bias=bias, out_bias=bias, mlp_bias=fields.flag("mlp_bias"))
+    decoder = llama_like(fields, attention_bias=bias, mlp_bias=fields.flag("mlp_bias"))
     fields.refuse_unread()
     if third and len(decoder.blocks) != 1:
         raise UnsupportedModelError(f"config.json: EAGLE-3 heads have one layer, not {len(decoder.blocks)}")
