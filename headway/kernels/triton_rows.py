@@ -55,16 +55,16 @@ def clear_chunk(out_at, stride, mask, first, tokens, behind, apart, num_tokens, 
 
 
 def opened_outputs(
-    like: torch.Tensor, num_rows: int, longest: int, short: int, max_chunks: int = 0
+    like: torch.Tensor, num_rows: int, longest: int, short: int, clears: bool = False
 ) -> tuple[torch.Tensor, int]:
     """(outputs of the shape [T, ...] and dtype of ``like``, the tokens a row for ``clear_idle`` or 0).
 
     In steps whose rows have up to ``longest`` tokens, drafts for one, and no more than ``short``, the kernel clears what is
-    nobody's: filling the outputs first would be a launch more. In others a kernel does that has programs for ``max_chunks``
-    chunks (``clear_tokens``, ``clear_chunk``); where there are none, the outputs are zeros.
+    nobody's: filling the outputs first would be a launch more. In others, too, where it ``clears`` by ``clear_tokens`` and
+    ``clear_chunk``; else the outputs are zeros.
     """
     width = longest if longest <= short and len(like) <= num_rows * longest else 0
-    make = torch.empty if width or max_chunks else torch.zeros
+    make = torch.empty if width or clears else torch.zeros
     return make(like.shape, dtype=like.dtype, device=like.device), width
 
 

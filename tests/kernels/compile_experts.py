@@ -11,14 +11,16 @@ from typing import Any
 
 from headway.core.ints import next_power_of_2
 from headway.kernels.expert_mlp.hopper.triton_few import few_in_words_kernel, few_out_words_kernel
+from headway.kernels.expert_mlp.hopper.triton_many import many_in_kernel, many_out_kernel
 from headway.kernels.expert_mlp.hopper.triton_shared import grouped_shared_kernel
-from headway.kernels.expert_mlp.tiles import few_word_tile, group_tile, group_word_tile
+from headway.kernels.expert_mlp.tiles import few_word_tile, group_tile, group_word_tile, many_tile
 from headway.kernels.expert_mlp.triton_grouped import grouped_kernel
-from tests.kernels.compile_forward import compile_typed
+from tests.kernels.compile_forward import compile_typed, described
 
 TYPES = {
     "order_ptr": "*i32",
     "counts_ptr": "*i32",
+    "plan_ptr": "*i32",
     "ids_ptr": "*i32",
     "weights_ptr": "*fp32",
     "scales_ptr": "*u8",
@@ -36,7 +38,22 @@ def constants(first: bool, rows: int, act: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def compile_many(act: str, gated: bool, biased: bool) -> None:
+    """The products of many pairs."""
+    for first in (True, False):
+        paired = first and gated
+        tile = many_tile(paired=paired)
+        parts = 2 if paired else 1
+        types = TYPES | {"x_desc": described(128, 64), "weight_desc": described(parts, tile.wide // parts, 64)}
+        fixed: dict[str, Any] = {"OUT": 768 if first else 2048, "K": 2048 if first else 768, "BIASED": biased}
+        fixed |= {"STAGES": tile.stages} | ({"TOP_K": 8, "ACT": act, "GATED": gated} if first else {})
+        kernel = many_in_kernel if first else many_out_kernel
+        compile_typed(f"many {first} {act}", kernel, fixed, types, {"num_warps": 4})
+
+
 def main() -> None:
+    compile_many("silu", True, False)
+    compile_many("relu2", False, True)
     for tokens in (8, 64, 256, 4096):
         tile = group_word_tile(tokens * TOP_K, EXPERTS)
         for first in (True, False):

@@ -301,13 +301,8 @@ def compile_wide_sums(gelu: int, warps: int, factor: float = 1.0) -> None:
     wide = WIDE if warps else NARROW
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
     types |= {"out_desc": described(BLOCK_M, wide)}
-    constants: dict[str, Any] = {
-        "K": 1024,
-        "N": 1024,
-        "STAGES": STAGES[WIDE] if warps else TURN_STAGES,
-        "GROUP": GROUP,
-        "GELU": gelu,
-    }
+    constants: dict[str, Any] = {"K": 1024, "N": 1024, "GROUP": GROUP, "GELU": gelu}
+    constants |= {"STAGES": STAGES[WIDE] if warps else TURN_STAGES}
     constants |= {"FACTOR": factor, "WARPS": warps} if warps else {}
     name, kernel = f"wide sums gelu={gelu} factor={factor} warps={warps}", sums_kernel if warps else turns_kernel
     compile_typed(name, kernel, constants, types, {"num_warps": 4})
@@ -399,15 +394,8 @@ def main() -> None:
     compile_overlapped(64, 32, 4, 256, 8, fp8=True)
     compile_overlapped(128, 16, 8, 16, 0, fp8=True)
     for parts, add, after in ((0, False, False), (0, True, False), (4, True, False), (0, True, True), (6, True, True)):
-        constants: dict[str, Any] = {
-            "SIZE": 1024,
-            "BLOCK_R": 4,
-            "BLOCK_C": 1024,
-            "ADD": add,
-            "PARTS": parts,
-            "AFTER": after,
-        }
-        constants |= {"NORM": True, "SCALED": parts == 6, "FACTOR": 0.22 if parts else 1.0}
+        constants: dict[str, Any] = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
+        constants |= {"AFTER": after, "NORM": True, "SCALED": parts == 6, "FACTOR": 0.22 if parts else 1.0}
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
         compile_typed("rms_norm", rms_norm_kernel, constants, types, {"num_warps": 8})
     for act in (1, 2, 3):

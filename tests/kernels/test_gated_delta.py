@@ -35,7 +35,7 @@ def test_cpu_form_equals_reference(case: str, step: str) -> None:
 
 
 @cases
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [*STEPS, *LONG])
 def test_kernel_equals_reference(case: str, step: str, device: str) -> None:
     assert CASES[case][0] is gated_delta
     check_kernel(case, step, torch.float32, device)

@@ -8,6 +8,7 @@ import torch
 from headway.kernels.ssd_scan import ssd_scan
 from tests.kernels.state_cases import (
     CASES,
+    LONG,
     PLACES,
     REPLAYS,
     STEPS,
@@ -29,7 +30,7 @@ def test_cpu_form_equals_reference(case: str, step: str) -> None:
 
 
 @cases
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [*STEPS, *LONG])
 def test_kernel_equals_reference(case: str, step: str, device: str) -> None:
     assert CASES[case][0] is ssd_scan
     check_kernel(case, step, torch.float32, device)

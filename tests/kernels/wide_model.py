@@ -337,6 +337,8 @@ class ModelKernel:
         programs: as many take part at most, whatever the grid says.
     """
 
+    program: type[Program] = Program
+
     def __init__(self, kernel: Any, programs: int) -> None:
         self._code, self._programs = kernel.fn.__code__, programs
 
@@ -349,7 +351,7 @@ class ModelKernel:
             programs = min(grid[0], self._programs * cluster)
             for first in range(0, programs, cluster):
                 changed = threading.Condition()
-                together = [Program(first + rank, programs, changed) for rank in range(cluster)]
+                together = [self.program(first + rank, programs, changed) for rank in range(cluster)]
                 for program in together:
                     program.cluster = together
                 run_together([partial(self._run_one, program, given, names) for program in together])

@@ -144,7 +144,7 @@ def causal_conv(
     assert x.stride(1) == ring.stride(2) == 1 and ring.stride(1) == channels and length >= taps, (
         "channels lie side by side; the ring holds the window"
     )
-    y, width = opened_outputs(x, rows, max_query_len, short, max_chunks)
+    y, width = opened_outputs(x, rows, max_query_len, short, max_chunks > 0)
     block_t = min(16, next_power_of_2(max_query_len))
     block_c = min(256 if block_t <= 4 else 128, max(16, next_power_of_2(channels)))
     causal_conv_kernel[(rows + max_chunks, cdiv(channels, block_c))](

@@ -158,3 +158,48 @@ def group_tile(
     while stages > 1 and stages * (tile.rows + wide) * tile.block_k * item > room - 8192:
         stages -= 1
     return replace(tile, num_stages=stages)
+
+
+@dataclass(frozen=True, slots=True)
+class ManyTile:
+    """A persistent program's tiles of the products of ``hopper.triton_many``: MANY_ROWS pairs of one expert.
+
+    Attributes:
+        wide: weight rows: outputs, or gates and as many ups.
+        stages: chunks of 64 inputs that have room in shared memory.
+        group: rows of tiles that go through their weights together.
+    """
+
+    wide: int
+    stages: int
+    group: int
+
+
+MANY_ROWS, MANY_CHUNK = 128, 64
+"""Pairs of a tile, and inputs of a chunk of it."""
+MANY_PAIRS = 96
+"""Pairs of an expert, on average, from which these tiles are used."""
+
+
+def many_tile(*, paired: bool) -> ManyTile:
+    """``paired``: half of the sums wait to be written out, so there is room for one more stage."""
+    return ManyTile(256, 4 if paired else 3, 16)
+
+
+def are_many(pairs: int, experts: int, hidden: int, inner: int) -> bool:
+    """Whether ``pairs`` pairs are enough for them, and rows lie as copies need them."""
+    return pairs >= MANY_PAIRS * experts and hidden % MANY_CHUNK == 0 and inner % 8 == 0
+
+
+SEGMENTS = 16
+"""Parts in which many pairs are sorted."""
+SORTED_AT_ONCE = 4096
+"""Pairs up to which one launch is faster."""
+PLACED_TOGETHER = 4
+"""Experts whose pairs of a segment one program writes down."""
+
+
+def segment_block(pairs: int) -> tuple[int, int]:
+    """Pairs of a segment, and how many of them are read at once."""
+    block = min(2048, max(256, next_power_of_2(cdiv(pairs, SEGMENTS))))
+    return cdiv(cdiv(pairs, SEGMENTS), block) * block, block

@@ -5,6 +5,9 @@ before it, and writes them down in their order: nothing is added atomically, so 
 products in, from gathered tokens to sorted rows, and then the products out, from these to rows by pair. ``combine_kernel``
 adds a token's rows, in the order of its choice. A program finds its tile in the counts of all experts; there are as many
 programs as there could be tiles, and those behind the last do nothing.
+
+Of many pairs that one program would read for long: they are cut into segments. ``count_pairs_kernel`` counts each segment's
+by expert, and with these counts ``place_pairs_kernel`` writes down some experts' pairs of one segment, in the same order.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
@@ -51,6 +54,92 @@ def sort_kernel(
         tl.store(order_ptr + place + tl.cumsum(mine, axis=0) - 1, start + lane, mask=mine > 0)
         place += tl.sum(mine, axis=0)
     tl.store(counts_ptr + expert, place - first)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "segment"])
+def count_pairs_kernel(
+    ids_ptr,  # [num_pairs]
+    counted_ptr,  # int32 [segments, E]
+    num_pairs,
+    segment,  # pairs of each, a multiple of BLOCK
+    E: tl.constexpr,
+    LANES: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Grid: segments."""
+    start_next(EARLY)
+    number = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    one = tl.arange(0, LANES)
+    counts = tl.zeros([LANES], tl.int32)
+    wait_for_inputs(EARLY)
+    for start in range(number * segment, tl.minimum((number + 1) * segment, num_pairs), BLOCK):
+        ids = tl.load(ids_ptr + start + lane, mask=start + lane < num_pairs, other=-1)
+        counts += tl.histogram(ids, LANES, mask=(ids >= 0) & (ids < E))
+    tl.store(counted_ptr + number * E + one, counts, mask=one < E)
+
+
+@triton.jit(do_not_specialize=["num_pairs", "segment"])
+def place_pairs_kernel(
+    ids_ptr,  # [num_pairs]
+    counted_ptr,  # int32 [SEGMENTS, E]
+    order_ptr,  # int32 [num_pairs], as of ``sort_kernel``
+    counts_ptr,  # int32 [E]
+    plan_ptr,  # int32 [1 + most tiles, 4]: how many tiles; of each its expert, first sorted pair, pairs
+    num_pairs,
+    segment,
+    E: tl.constexpr,
+    LANES: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    EACH: tl.constexpr,  # experts of a program
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,  # of a tile of the plan
+    EARLY: tl.constexpr,
+):
+    """Grid: experts by EACH, segments."""
+    start_next(EARLY)
+    number = tl.program_id(1)
+    lane = tl.arange(0, LANES)[None, :]
+    nth = tl.arange(0, SEGMENTS)[:, None]
+    pair = tl.arange(0, BLOCK)
+    wait_for_inputs(EARLY)
+    counted = tl.load(counted_ptr + nth * E + lane, mask=lane < E, other=0)
+    for i in tl.static_range(EACH):
+        expert = tl.program_id(0) * EACH + i
+        before = tl.sum(tl.sum(tl.where(lane < expert, counted, 0), axis=0), axis=0)
+        place = before + tl.sum(tl.sum(tl.where((lane == expert) & (nth < number), counted, 0), axis=0), axis=0)
+        for start in range(number * segment, tl.minimum((number + 1) * segment, num_pairs), BLOCK):
+            ids = tl.load(ids_ptr + start + pair, mask=start + pair < num_pairs, other=-1)
+            mine = ((ids == expert) & (expert < E)).to(tl.int32)
+            tl.store(order_ptr + place + tl.cumsum(mine, axis=0) - 1, start + pair, mask=mine > 0)
+            place += tl.sum(mine, axis=0)
+        if (number == 0) & (expert < E):
+            counts = tl.sum(counted, axis=0)
+            one = tl.arange(0, LANES)
+            count = tl.sum(tl.where(one == expert, counts, 0), axis=0)
+            tl.store(counts_ptr + expert, count)
+            tiles = (counts + ROWS - 1) // ROWS
+            first_tile = tl.sum(tl.where(one < expert, tiles, 0), axis=0)
+            write_plan(plan_ptr, expert, before, count, first_tile, ROWS)
+            if expert == E - 1:
+                end = first_tile + (count + ROWS - 1) // ROWS
+                tl.store(plan_ptr, tl.maximum(end, 1))
+                if end == 0:  # a tile of no pairs stands for all
+                    tl.store(plan_ptr + 4 + tl.arange(0, 4), tl.zeros([4], tl.int32))
+
+
+@triton.jit
+def write_plan(plan_ptr, expert, first, count, first_tile, ROWS: tl.constexpr):
+    """The tiles of one expert."""
+    lane = tl.arange(0, 64)
+    for start in range(0, (count + ROWS - 1) // ROWS, 64):
+        skipped = (start + lane) * ROWS
+        there = skipped < count
+        at = plan_ptr + 4 * (1 + first_tile + start + lane)
+        tl.store(at, expert + lane * 0, mask=there)
+        tl.store(at + 1, first + skipped, mask=there)
+        tl.store(at + 2, tl.minimum(count - skipped, ROWS), mask=there)
 
 
 @triton.jit

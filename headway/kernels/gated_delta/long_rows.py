@@ -24,14 +24,16 @@ import triton.language as tl
 
 from headway.core.chunks import CHUNK, CHUNKS_AT
 from headway.core.ints import cdiv, next_power_of_2
+from headway.kernels.capability import MOST_KB, shared_limit
 from headway.kernels.gated_delta.inverse import inverse_of
 from headway.kernels.gated_delta.reference import EPS
 from headway.kernels.triton_rows import clear_chunk, row_of, softplus
 
 BLOCK = 16
-VALUES, STAGES, WARPS = 64, 1, 4
+VALUES, STAGES, WARPS = 64, 2, 4
 """Of ``delta_across_kernel``: values of a head that a program has, chunks of which it has begun to load the inputs, warps. Not
-below 64 values: of products of 16 and 32 columns Triton 3.6 reads another place of shared memory, on an H100."""
+below 64 values on Hopper: of products of 16 and 32 columns Triton 3.6 reads another place of shared memory there. Cards of the
+kind that have less shared memory keep products' operands in registers, and take half as many."""
 
 
 @triton.jit
@@ -58,11 +60,11 @@ def joined(x, a, apart, PRECISION: tl.constexpr):
 
 @triton.jit
 def delta_blocks_kernel(
-    q_ptr, k_ptr, a_ptr, a_log_ptr, dt_bias_ptr, b_ptr,  # see ``delta_walk_kernel``
+    k_ptr, a_ptr, a_log_ptr, dt_bias_ptr, b_ptr,  # see ``delta_walk_kernel``
     query_start_ptr, row_slots_ptr, seq_lens_ptr, packed_ptr,
     blocks_ptr,  # f32 [T, H, B], rows of (I + A)^-1 of the block that has the token
     factors_ptr,  # f32 [5, H, T]: 1 / length of q, times scale, and of k; beta; g; and its running sums in the chunk
-    q_stride, q_head, k_stride, k_head, a_stride, b_stride, heads, share, num_slots, num_tokens, beta_scale, scale, most,
+    k_stride, k_head, a_stride, b_stride, heads, share, num_slots, num_tokens, beta_scale, most,
     K: tl.constexpr, SMALL: tl.constexpr, BLOCK_K: tl.constexpr, L: tl.constexpr, B: tl.constexpr, LEVELS: tl.constexpr,
     TABLE_AT: tl.constexpr,
 ):  # fmt: skip
@@ -76,8 +78,7 @@ def delta_blocks_kernel(
         token = (first + its + i).to(tl.int64)
         in_keys = inside[:, None] & (k < K)[None, :]
         key_at = k_ptr + token[:, None] * k_stride + head // share * k_head + k[None, :]
-        query_at = q_ptr + token[:, None] * q_stride + head // share * q_head + k[None, :]
-        key, query = tl.load(key_at, mask=in_keys, other=0.0), tl.load(query_at, mask=in_keys, other=0.0)
+        key = tl.load(key_at, mask=in_keys, other=0.0)
         of_key = lengths(key, SMALL)
         raw = tl.load(a_ptr + token * a_stride + head, mask=inside, other=0.0).to(tl.float32) + tl.load(
             dt_bias_ptr + head
@@ -86,7 +87,6 @@ def delta_blocks_kernel(
         pull = tl.load(b_ptr + token * b_stride + head, mask=inside, other=0.0).to(tl.float32)
         beta = tl.where(inside, beta_scale / (1.0 + tl.exp(-pull)), 0.0)
         factor, per = factors_ptr + head * num_tokens + token, heads * num_tokens
-        tl.store(factor, scale * lengths(query, SMALL), mask=inside)
         tl.store(factor + per, of_key, mask=inside)
         tl.store(factor + 2 * per, beta, mask=inside)
         tl.store(factor + 3 * per, g, mask=inside)
@@ -104,9 +104,9 @@ def delta_within_kernel(
     inverse_ptr,  # [T, H, L] of q's dtype, rows of (I + A)^-1 - I
     scores_ptr,  # [T, H, L] of q's dtype, rows of (q k^T) with decays, causal
     o_ptr,  # [T, H, V], cleared where no live row has a token
-    q_stride, q_head, k_stride, k_head, heads, share, num_slots, num_rows, num_tokens, most,
-    K: tl.constexpr, V: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, L: tl.constexpr, B: tl.constexpr,
-    TABLE_AT: tl.constexpr, PRECISION: tl.constexpr,
+    q_stride, q_head, k_stride, k_head, heads, share, num_slots, num_rows, num_tokens, scale, most,
+    K: tl.constexpr, V: tl.constexpr, SMALL: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    L: tl.constexpr, B: tl.constexpr, TABLE_AT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     entry, head = tl.program_id(0), tl.program_id(1)
     row, chunk, found = chunk_of(entry, packed_ptr, TABLE_AT)
@@ -128,7 +128,8 @@ def delta_within_kernel(
         diagonal_at = blocks_ptr + (token[:, None] * heads + head) * B + (i % B)[None, :]
         inverse = tl.load(diagonal_at, mask=whole & same, other=0.0)
         factor, per = factors_ptr + head * num_tokens + token, heads * num_tokens
-        of_query, of_key = tl.load(factor, mask=inside, other=0.0), tl.load(factor + per, mask=inside, other=0.0)
+        of_query, of_key = scale * lengths(query, SMALL), tl.load(factor + per, mask=inside, other=0.0)
+        tl.store(factor, of_query, mask=inside)
         beta, g = tl.load(factor + 2 * per, mask=inside, other=0.0), tl.load(factor + 3 * per, mask=inside, other=0.0)
         total = tl.cumsum(g, 0)
         tl.store(factor + 4 * per, total, mask=inside)
@@ -221,16 +222,16 @@ def delta_long_rows(
     share, block_k, strides = heads // k.shape[1], next_power_of_2(keys), (*q.stride()[:2], *k.stride()[:2])
     rows = query_start, row_slots, seq_lens
     delta_blocks_kernel[(max_chunks * (CHUNK // BLOCK), heads)](
-        q, k, a, a_log, dt_bias, b, *rows, packed, blocks, factors, *strides, a.stride(0), b.stride(0), heads, share, slots,
-        tokens, beta_scale, scale, short, K=keys, SMALL=EPS, BLOCK_K=block_k, L=CHUNK, B=BLOCK,
+        k, a, a_log, dt_bias, b, *rows, packed, blocks, factors, *strides[2:], a.stride(0), b.stride(0), heads, share, slots,
+        tokens, beta_scale, short, K=keys, SMALL=EPS, BLOCK_K=block_k, L=CHUNK, B=BLOCK,
         LEVELS=BLOCK.bit_length() - 1, TABLE_AT=CHUNKS_AT, num_warps=1,
     )  # fmt: skip
     delta_within_kernel[(max_chunks, heads)](
         q, k, *rows, packed, blocks, factors, inverse, scores, o, *strides, heads, share, slots, len(seq_lens), tokens,
-        short, K=keys, V=values, BLOCK_K=block_k, BLOCK_V=next_power_of_2(values), L=CHUNK, B=BLOCK, TABLE_AT=CHUNKS_AT,
-        PRECISION="tf32" if v.element_size() == 2 else "ieee", num_warps=4,
+        scale, short, K=keys, V=values, SMALL=EPS, BLOCK_K=block_k, BLOCK_V=next_power_of_2(values), L=CHUNK, B=BLOCK,
+        TABLE_AT=CHUNKS_AT, PRECISION="tf32" if v.element_size() == 2 else "ieee", num_warps=4,
     )  # fmt: skip
-    block_v = max(64, min(VALUES, next_power_of_2(values)))
+    block_v = VALUES if shared_limit(v.device) == MOST_KB << 10 else VALUES // 2
     delta_across_kernel[(len(seq_lens), heads, cdiv(values, block_v))](
         q, k, v, inverse, scores, factors, state, *rows, o, *strides, *v.stride()[:2], state.stride(0), heads, share,
         slots, tokens, short, K=keys, V=values, BLOCK_K=block_k, BLOCK_V=block_v, L=CHUNK, STAGES=STAGES, num_warps=WARPS,

@@ -266,7 +266,7 @@ def gated_delta(
     by_channel = a.dim() == 3
     assert q.stride(2) == k.stride(2) == v.stride(2) == a.stride(-1) == b.stride(1) == 1
     by_64 = takes_64_tokens(v, keys, by_channel)
-    o, width = opened_outputs(v, len(seq_lens), max_query_len, short, max_chunks if by_64 else 0)
+    o, width = opened_outputs(v, len(seq_lens), max_query_len, short, by_64 and max_query_len > short)
     assert inputs is None or inputs.is_contiguous(), "rings lie in memory of their own"
     tokens: tuple[Any, ...] = (q, k, v, a, a_log, dt_bias, b, state)
     rows_of_step: tuple[Any, ...] = (

@@ -19,7 +19,7 @@ import triton.language as tl
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.capability import num_sms
 from headway.kernels.triton_early import launch_early, start_next, wait_for_inputs
-from headway.kernels.triton_rows import clear_idle, opened_outputs, row_of, softplus
+from headway.kernels.triton_rows import clear_chunk, clear_idle, clear_tokens, opened_outputs, row_of, softplus
 
 TOKENS, REGISTERS = 32, 168
 """Of ``scan``: tokens of a chunk, and registers a thread, with which three programs fit a processor of Hopper. Chunks of 64
@@ -69,7 +69,7 @@ def ssd_update_kernel(
     share,  # heads of a group
     num_slots, dt_min, dt_max, num_tokens,
     P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: there are longer rows
     EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
@@ -85,6 +85,8 @@ def ssd_update_kernel(
     if WIDTH > 0:
         of_head, rows = y_ptr + head * P + p, tl.num_programs(0)
         clear_idle(of_head, heads * P, in_p, row, first, count, live, query_start_ptr, rows, num_tokens, WIDTH)
+    else:
+        clear_tokens(y_ptr + head * P + p, heads * P, in_p, first, tl.where(live | (count > 1), 0, count))
     if live & (count == 1):
         token = first.to(tl.int64)
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
@@ -137,7 +139,7 @@ def ssd_walk_kernel(
     inputs_ptr,  # [S', places, H P + G N + H]
     stored_at_ptr, store_at_ptr, places, short, num_tokens,
     P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: outputs are zeros
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: there are longer rows
     L: tl.constexpr,  # tokens of a chunk
     SEVERAL: tl.constexpr,  # a row may have more chunks than one
     EARLY: tl.constexpr,
@@ -156,6 +158,8 @@ def ssd_walk_kernel(
     if WIDTH > 0:
         of_head, rows = y_ptr + head * P + p, tl.num_programs(0)
         clear_idle(of_head, heads * P, in_p, row, first, count, live, query_start_ptr, rows, num_tokens, WIDTH)
+    else:
+        clear_tokens(y_ptr + head * P + p, heads * P, in_p, first, tl.where(live | (count > short), 0, count))
     if live & (count <= short):
         stored, store = tl.load(stored_at_ptr + row), tl.load(store_at_ptr + row)
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
@@ -218,9 +222,11 @@ def ssd_scan_kernel(
     y_ptr, x_stride, x_head, dt_stride, b_stride, b_group, c_stride, c_group, state_stride, heads, share, num_slots,
     dt_min, dt_max,
     short,  # rows of so many tokens or fewer are not taken
+    num_tokens,
     P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
-    first, count, slot, start, live = row_of(tl.program_id(0), query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
+    row, rows = tl.program_id(0), tl.num_programs(0)
+    first, count, slot, start, live = row_of(row, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_slots)
     head = tl.program_id(1)
     p = tl.program_id(2) * BLOCK_P + tl.arange(0, BLOCK_P)
     n = tl.arange(0, BLOCK_N)
@@ -228,6 +234,8 @@ def ssd_scan_kernel(
     in_p, in_n = p < P, n < N
     both = in_p[:, None] & in_n[None, :]
     kind = x_ptr.dtype.element_ty
+    idle, behind = tl.where(live | (count <= short), 0, count), tl.load(query_start_ptr + rows) + row * TOKENS
+    clear_chunk(y_ptr + head * P + p, heads * P, in_p, first, idle, behind, rows * TOKENS, num_tokens, TOKENS)
     if live & (count > short):
         at = state_ptr + slot * state_stride + (head * P + p[:, None]) * N + n[None, :]
         h = tl.load(at, mask=both & (start > 0), other=0.0).to(tl.float32)  # [P, N]
@@ -262,9 +270,8 @@ def ssd_scan_kernel(
             y_at = y_ptr + (token[:, None] * heads + head) * P + p[None, :]
             tl.store(y_at, y.to(kind), mask=inside[:, None] & in_p[None, :])
             whole = tl.sum(step * a, 0)
-            left = tl.exp(whole - total) * step
-            added = tl.dot(tl.trans(x), (b.to(tl.float32) * left[:, None]).to(kind), input_precision="ieee")
-            h = tl.exp(whole) * h + added
+            left = (x.to(tl.float32) * (tl.exp(whole - total) * step)[:, None]).to(kind)
+            h = tl.exp(whole) * h + tl.dot(tl.trans(left), b, input_precision="ieee")
         tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
 
 
@@ -301,7 +308,7 @@ def ssd_scan(
     slots, heads, width, size = state.shape
     assert x.stride(2) == b.stride(2) == c.stride(2) == 1 and (dt is None or dt.stride(1) == 1)
     rows, block_n = len(seq_lens), max(16, next_power_of_2(size))
-    y, cleared = opened_outputs(x, rows, max_query_len, short)
+    y, cleared = opened_outputs(x, rows, max_query_len, short, max_query_len > short)
     args: tuple[Any, ...] = (
         x, dt, dt_bias, a, b, c, d, state, query_start, row_slots, seq_lens, y,
         x.stride(0), x.stride(1), 0 if dt is None else dt.stride(0), b.stride(0), b.stride(1), c.stride(0), c.stride(1),
@@ -324,7 +331,7 @@ def ssd_scan(
     if max_query_len > short:
         block = chunk_block(rows * heads, width, block_n, x.device)
         ssd_scan_kernel[(rows, heads, cdiv(width, block))](
-            *args, short, P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, TOKENS=TOKENS, num_warps=4, num_stages=2,
+            *args, short, len(x), P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, TOKENS=TOKENS, num_warps=4, num_stages=2,
             maxnreg=REGISTERS,
         )  # fmt: skip
     return y
