@@ -24,7 +24,7 @@ from headway.kernels.dense_attention import reference
 from headway.kernels.dense_attention.triton import dense_kernel
 from headway.kernels.silu_mul import gelu
 from headway.kernels.wide_linear import wide_gelu
-from headway.kernels.wide_linear.hopper.launch import launch_sums
+from headway.kernels.wide_linear.hopper.launch import launch_gelu
 from headway.kernels.wide_linear.tiles import wide_tokens
 
 HIDDEN, INNER, HEADS, SIZE = 768, 3072, 12, 64
@@ -87,10 +87,10 @@ def products(tokens: int) -> None:
 
         say(f"up, gelu in {parts} parts", in_parts, flops)
     say("up, gelu by tanh in cuBLASLt", lambda: torch._addmm_activation(bias, x, up.t(), use_gelu=True), flops)  # noqa: SLF001
-    for form, tanh in enumerate((True, False), 2):
+    for tanh in (True, False):
         near(f"wide_gelu tanh={tanh}", wide_gelu(x, up, bias, tanh), F.gelu(before, approximate=("none", "tanh")[tanh]))
-        for wide in (256, 128):
-            say(f"wide_gelu {wide} tanh={tanh}", partial(launch_sums, x, up, inner, wide, bias=bias, gelu=form), flops)
+        for warps in (0, 2, 4):
+            say(f"wide_gelu {warps} tanh={tanh}", partial(launch_gelu, x, up, bias, inner, tanh, warps), flops)
     for fewer in (2048, 4096, 6144, 16384):
         x = made(fewer, HIDDEN)
         used = any(fewer in each for each in wide_tokens("wide_gelu", INNER, HIDDEN))

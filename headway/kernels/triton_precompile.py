@@ -36,6 +36,12 @@ MAX_THREADS = 16
 Ready = Callable[[], object]
 
 
+def only_noted() -> bool:
+    """Whether launches of this thread do nothing but name their kernels: steps of other sizes may name theirs, too."""
+    hook = getattr(knobs.runtime, "jit_cache_hook", None)
+    return getattr(hook, "owner", None) == threading.get_ident()
+
+
 class NotedKernel:
     """A specialisation that was asked for and is not compiled yet.
 
@@ -103,6 +109,7 @@ def launches_noted(take: Callable[[NotedKernel], object]) -> Iterator[None]:
             return True  # do not compile
         return hook_before(**facts) if hook_before is not None else None
 
+    note.owner = owner  # type: ignore[attr-defined]  # what ``only_noted`` asks for
     JITFunction.run, knobs.runtime.jit_cache_hook = run, note
     try:
         yield

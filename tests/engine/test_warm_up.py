@@ -25,9 +25,9 @@ MOST_KERNELS = 90
 a core, and a tenth of that of all."""
 
 
-def boot(cache: Path, broken: str = "", kv_cache_dtype: str = "auto") -> dict[str, Any]:
+def boot(cache: Path, broken: str = "", kv_cache_dtype: str = "auto", model: str = "qwen3_06b") -> dict[str, Any]:
     pytest.importorskip("triton.backends.nvidia", reason="needs the compiler, not only the language")
-    told: dict[str, Any] = json.loads(run_module("tests.kernels.dry_boot", cache, broken, kv_cache_dtype))
+    told: dict[str, Any] = json.loads(run_module("tests.kernels.dry_boot", cache, broken, kv_cache_dtype, model))
     return told
 
 
@@ -46,6 +46,14 @@ def test_all_kernels_compile_in_the_pool_and_none_while_serving(tmp_path: Path, 
     } <= names.keys()
     assert names.total() <= MOST_KERNELS, f"more specialisations make a first start slower: {names}"
     assert told["launched"] > 1000 and "error" not in told
+
+
+def test_no_kernel_compiles_while_texts_are_served(tmp_path: Path) -> None:
+    """Of models that pool: with what Hopper alone has for them."""
+    told = boot(tmp_path, model="bert_base")
+    assert [name for name, thread in told["compiled"] if not thread.startswith("headway-compile")] == []
+    names = {name for name, _ in told["compiled"]}
+    assert {"overlapped_dense_kernel", "dense_kernel", "sums_kernel", "turns_kernel"} <= names and "error" not in told
 
 
 def test_a_kernel_that_does_not_compile_stops_the_start(tmp_path: Path) -> None:

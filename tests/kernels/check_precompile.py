@@ -21,7 +21,14 @@ from triton.runtime.jit import JITFunction
 from headway.kernels.apply_edits.triton import apply_edits, apply_edits_kernel
 from headway.kernels.compiler_process import Compiled, CompilerProcess, Job, OnDone
 from headway.kernels.triton_keys import settle_key
-from headway.kernels.triton_precompile import Compilation, NotedKernel, compiling, hash_compiler, launches_noted
+from headway.kernels.triton_precompile import (
+    Compilation,
+    NotedKernel,
+    compiling,
+    hash_compiler,
+    launches_noted,
+    only_noted,
+)
 from tests.kernels.no_gpu import NoDriver
 
 
@@ -119,12 +126,16 @@ def what_is_not_compiled_afterwards_compiles_on_use(launched: list[str]) -> None
 
 def other_threads_launch_as_ever(launched: list[str]) -> None:
     noted: list[Any] = []
+    elsewhere: list[bool] = []
     with launches_noted(noted.append):
+        in_thread(lambda: elsewhere.append(only_noted()))
+        assert only_noted() and elsewhere == [False]
         in_thread(launch, 16)
         assert launched == ["add_kernel"] and noted == []
         launch(32)
         in_thread(launch, 32)
         assert launched == ["add_kernel"] * 2 and len(noted) == 1
+    assert not only_noted()
 
 
 def errors_are_raised(launched: list[str]) -> None:

@@ -27,6 +27,8 @@ from triton.experimental.gluon.language import NVMMASharedLayout
 from headway.core.ints import next_power_of_2
 from headway.kernels.cap_logits.triton import BLOCK as CAP_BLOCK
 from headway.kernels.cap_logits.triton import cap_logits_kernel
+from headway.kernels.dense_attention.hopper.launch import REGISTERS
+from headway.kernels.dense_attention.hopper.triton import overlapped_dense_kernel
 from headway.kernels.mid_linear.hopper.triton import mid_add_kernel, mid_linear_kernel
 from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_linear_kernel
 from headway.kernels.mid_linear.tiles import Kind as MidKind
@@ -58,7 +60,8 @@ from headway.kernels.skinny_linear.triton import ADD, SILU, STORE, skinny_linear
 from headway.kernels.wide_linear.hopper.triton import gate_up_kernel, sums_kernel
 from headway.kernels.wide_linear.hopper.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.hopper.triton_qkv import qkv_kernel
-from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, NARROW, STAGES, UNEVEN, WIDE
+from headway.kernels.wide_linear.hopper.triton_turns import turns_kernel
+from headway.kernels.wide_linear.tiles import BLOCK_K, BLOCK_M, GROUP, NARROW, STAGES, TURN_STAGES, UNEVEN, WIDE
 
 TYPES = {
     "partial_ptr": "*fp32",
@@ -294,10 +297,22 @@ def described(*block: int) -> str:
     return f"tensordesc<bf16{list(block)},{NVMMASharedLayout(128, 16, len(block))!r}>"
 
 
-def compile_wide_sums(wide: int, gelu: int, factor: float = 1.0) -> None:
+def compile_wide_sums(gelu: int, warps: int, factor: float = 1.0) -> None:
+    wide = WIDE if warps else NARROW
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
-    constants = {"K": 1024, "STAGES": STAGES[wide], "GROUP": GROUP, "N": 1024, "GELU": gelu, "FACTOR": factor}
-    compile_typed(f"wide {wide} sums gelu={gelu} factor={factor}", sums_kernel, constants, types, {"num_warps": 4})
+    types |= {"out_desc": described(BLOCK_M, wide)}
+    constants: dict[str, Any] = {"K": 1024, "N": 1024, "GROUP": GROUP, "GELU": gelu}
+    constants |= {"STAGES": STAGES[WIDE] if warps else TURN_STAGES}
+    constants |= {"FACTOR": factor, "WARPS": warps} if warps else {}
+    name, kernel = f"wide sums gelu={gelu} factor={factor} warps={warps}", sums_kernel if warps else turns_kernel
+    compile_typed(name, kernel, constants, types, {"num_warps": 4})
+
+
+def compile_dense() -> None:
+    types, fixed = {**TYPES, "qkv_desc": described(64, 64), "start_ptr": "*i32"}, {"H": 12, "KH": 12}
+    compile_typed(
+        "prefill overlapped dense", overlapped_dense_kernel, fixed, types, {"num_warps": 4, "maxnreg": REGISTERS}
+    )
 
 
 def compile_wide(wide: int, fp8: bool = False) -> None:
@@ -309,8 +324,6 @@ def compile_wide(wide: int, fp8: bool = False) -> None:
         compile_typed(f"wide {wide} qkv norm={norm} fp8={fp8}", qkv_kernel, {**fixed, **heads}, types, {"num_warps": 4})
     if fp8:
         return
-    for gelu in (0, 2, 3) if wide == WIDE else (3,):
-        compile_wide_sums(wide, gelu)
     types["weight_desc"] = described(2, wide // 2, BLOCK_K)
     compile_typed(f"wide {wide} gate_up", gate_up_kernel, {**fixed, "N": 3072, "GATE": 1}, types, {"num_warps": 4})
 
@@ -349,7 +362,9 @@ def main() -> None:
     compile_mid_linear("mid_linear", 256, 4096, 1024, MidTile(64, 64, 1, 9, 4, 8, 128, 1))
     compile_mid_linear("mid_add", 64, 1024, 3072, MidTile(64, 64, 1, 12, 8, 4, cluster=4), factor=0.22)
     compile_mid_linear("linear_parts", 64, 4096, 14336, MidTile(64, 64, 4, 7, 3, 4))
-    compile_wide_sums(WIDE, 0, 0.22)
+    for gelu, warps, factor in ((0, 2, 1.0), (0, 2, 0.22), (2, 2, 1.0), (3, 4, 1.0), (3, 0, 1.0)):
+        compile_wide_sums(gelu, warps, factor)
+    compile_dense()
     compile_wide(WIDE)
     compile_wide(WIDE, fp8=True)
     compile_uneven()
@@ -379,17 +394,8 @@ def main() -> None:
     compile_overlapped(64, 32, 4, 256, 8, fp8=True)
     compile_overlapped(128, 16, 8, 16, 0, fp8=True)
     for parts, add, after in ((0, False, False), (0, True, False), (4, True, False), (0, True, True), (6, True, True)):
-        constants = {
-            "SIZE": 1024,
-            "BLOCK_R": 4,
-            "BLOCK_C": 1024,
-            "ADD": add,
-            "PARTS": parts,
-            "AFTER": after,
-            "NORM": True,
-            "SCALED": parts == 6,
-            "FACTOR": 0.22 if parts else 1.0,
-        }
+        constants: dict[str, Any] = {"SIZE": 1024, "BLOCK_R": 4, "BLOCK_C": 1024, "ADD": add, "PARTS": parts}
+        constants |= {"AFTER": after, "NORM": True, "SCALED": parts == 6, "FACTOR": 0.22 if parts else 1.0}
         types = {**TYPES, "x_ptr": "*fp32"} if parts else TYPES
         compile_typed("rms_norm", rms_norm_kernel, constants, types, {"num_warps": 8})
     for act in (1, 2, 3):
@@ -410,6 +416,8 @@ def others() -> None:
     compile_mid_linear("mid_gate_up", 64, 6144, 1024)
     compile_mid_linear("linear_parts", 32, 1024, 2048)
     compile_mid_linear("mid_add", 8, 4096, 14336, MidTile(64, 64, 1, 13, 6, 4, cluster=2))
+    for gelu, warps in ((3, 2), (2, 4), (2, 0)):
+        compile_wide_sums(gelu, warps)
     compile_wide(NARROW)
     compile_thin(64, 12)
     compile_thin(64, 12, cluster=2)

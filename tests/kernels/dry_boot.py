@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -29,6 +29,7 @@ from headway.engine.boot import build_engine
 from headway.kernels.registry import Op
 from headway.kernels.sample import RANDOM
 from headway.kernels.skinny_linear.tiles import fused_rows
+from headway.kernels.wide_linear.tiles import wide_tokens
 from headway.models.layers.forms import Rules
 from headway.runner.launch import LaunchShape
 from headway.runner.step_body import StepBody
@@ -38,7 +39,10 @@ from tests.kernels.no_gpu import NoDriver
 
 SIZES = ((5, 3, 2), (100, 40, 39), (2047, 40, 0), (2500, 3, 0), (8192, 200, 150))
 """(tokens, rows, rows of them that decode)."""
-MODEL = Path(__file__).parents[2] / "headway/cli/bench/anchors/models/qwen3_06b"
+MODELS = Path(__file__).parents[2] / "headway/cli/bench/anchors/models"
+MODEL = MODELS / "qwen3_06b"
+TEXTS = ((5, 3, 5), (100, 2, 70), (700, 40, 128), (2300, 9, 500), (8192, 200, 300))
+"""(tokens, rows, longest row) of steps of a model that pools."""
 
 
 class NoKernel:
@@ -123,20 +127,40 @@ def steps(body: StepBody) -> None:
         body.sampler.penalties.rebuild(slots, body.config.max_model_len)
 
 
-def main(broken: str = "", kv_cache_dtype: str = "auto") -> None:
+def pooled_steps(body: StepBody) -> None:
+    """Steps of sizes that no graph is for."""
+    for tokens, rows, longest in TEXTS:
+        body.forward(body.unpack(LaunchShape(tokens, rows, 0, longest), Bound(longest)), only_rows=True)
+
+
+@contextmanager
+def hopper_texts() -> Iterator[None]:
+    """What serves texts on Hopper alone is launched, too."""
+    everywhere = lambda device: True  # noqa: E731
+    rules = Rules(few=fused_rows, wide=wide_tokens)
+    with (
+        patch("headway.kernels.dense_attention.triton.runs_gluon", everywhere),
+        patch("headway.kernels.wide_linear.hopper.launch.num_sms", lambda device: 132),
+        patch("headway.models.encoder.rules_for", lambda device, dtype: rules),
+    ):
+        yield
+
+
+def main(broken: str = "", kv_cache_dtype: str = "auto", model: str = MODEL.name) -> None:
     driver.set_active(NoDriver())
     recorder, told = Recorder(broken), {}
     args = EngineArgs(
-        model=str(MODEL), load_format="dummy", dtype="bfloat16", max_model_len=40960, kv_cache_memory_bytes=2**33,
-        kv_cache_dtype=kv_cache_dtype,
+        model=str(MODELS / model), load_format="dummy", dtype="bfloat16", kv_cache_memory_bytes=2**33,
+        max_model_len=40960 if model == MODEL.name else 512, kv_cache_dtype=kv_cache_dtype,
     )  # fmt: skip
     with ExitStack() as stack:
-        for each in patches(recorder):
+        for each in (*patches(recorder), hopper_texts()):
             stack.enter_context(each)
         try:
             core = build_engine(args, progress=False, device=NoDevice())
+            body = core._runner.executor.body
             with torch.inference_mode():
-                steps(core._runner.executor.body)
+                (pooled_steps if body.pools else steps)(body)
         except RuntimeError as error:
             told = {"error": [str(error), *getattr(error, "__notes__", [])]}
     print(json.dumps({"compiled": recorder.compiled, "launched": len(recorder.launched), **told}))

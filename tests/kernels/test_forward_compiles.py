@@ -18,7 +18,7 @@ if not version("triton").startswith(GLUON_VERSIONS):
 SHARED_LIMIT = 227 * 1024
 
 
-@pytest.mark.parametrize(("which", "number"), [("main", 73), pytest.param("others", 28, marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("which", "number"), [("main", 75), pytest.param("others", 30, marks=pytest.mark.soak)])
 def test_kernels_compile_for_sm_90(which: str, number: int, tmp_path: Path) -> None:
     kernels = [json.loads(line) for line in run_module("tests.kernels.compile_forward", tmp_path, which).splitlines()]
     assert len(kernels) == number
@@ -43,15 +43,3 @@ def test_kernels_compile_for_sm_90(which: str, number: int, tmp_path: Path) -> N
             assert kernel["warp_products"] and kernel["copies_before_wait"] == copies, kernel
         if kernel["name"].startswith("decode"):
             assert kernel["warp_products"] and kernel["async_copies"], kernel
-
-
-@pytest.mark.soak
-def test_forms_compile_for_sm_90(tmp_path: Path) -> None:
-    kernels = [json.loads(line) for line in run_module("tests.kernels.compile_forms", tmp_path).splitlines()]
-    assert len(kernels) == 10
-    for kernel in kernels:
-        assert kernel["shared"] <= SHARED_LIMIT and not kernel["serialized"], kernel
-        assert kernel["warpgroup_products"] and kernel["async_copies"], kernel
-        assert kernel["spilled"] <= 16 * kernel["name"].endswith("dense 1 64"), (
-            kernel
-        )  # three programs share a processor

@@ -23,7 +23,7 @@ import torch
 
 from headway.kernels.mid_linear.hopper import triton as mid
 from headway.kernels.mid_linear.hopper import triton_thin as thin
-from headway.kernels.wide_linear.hopper import triton, triton_forms, triton_gate_up, triton_qkv
+from headway.kernels.wide_linear.hopper import triton, triton_gate_up, triton_qkv, triton_turns
 from tests.kernels.gluon_pointer import Pointer
 
 PATIENCE = 20.0
@@ -35,8 +35,7 @@ NAMES = (
     "finish_gates", "out_part", "finish_sums", "leave", "halves", "angles_place", "scale_head", "scale_heads",
     "turn_head", "store_head", "finish_heads", "copy_weights", "copy_pairs", "store_part", "pair_tiles",
     "as_cached", "row_scale", "product", "copy_thin", "thin_tiles", "thin_buffers", "thin_sum", "meet", "meet_all", "store_sum",
-    "load_squares", "gelu", "column", "column_bias", "prepare_sums", "two_step_gelu", "prepare_old", "prepare_early",
-    "finish_stored", "turn_tiles",
+    "load_squares", "gelu", "column", "column_bias", "prepare_sums", "turn_tiles",
 )  # fmt: skip
 
 
@@ -314,10 +313,10 @@ class Program:
             "pull4": lambda at: self.room[at // 4], "store_layout": lambda *_: None,
             "squares_layout": lambda parts: None, "sum_layout": lambda wide: None,
             "warpgroup_mma": self.multiply, "warpgroup_mma_wait": self.wait_products, "panels": Panels, "times": torch.mul,
-            "widen": torch.Tensor.float, "power": torch.exp2, "reciprocal": torch.reciprocal,
+            "widen": torch.Tensor.float, "power": torch.exp2,
         }  # fmt: skip
         known = {**vars(mid), **vars(thin), **vars(triton), **vars(triton_qkv), **vars(triton_gate_up)}
-        known |= vars(triton_forms)
+        known |= vars(triton_turns)
         names |= {key: each.value for key, each in known.items() if type(each).__name__ == "constexpr"}
         for name in NAMES:
             names[name] = types.FunctionType(known[name].fn.__code__, names)

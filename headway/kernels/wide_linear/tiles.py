@@ -28,8 +28,12 @@ WIDE, UNEVEN, NARROW = 256, 192, 128
 """Weight rows of a tile. Only gate and up have uneven tiles."""
 STAGES = MappingProxyType({WIDE: 3, UNEVEN: 5, NARROW: 6})
 """Weight rows of a tile -> chunks that there is shared memory for, beside what waits to be finished."""
+TURN_STAGES = 5
+"""Chunks of tiles of ``NARROW`` rows beside two that are being written."""
 NARROWER = 1.08
 """What a weight row of a tile that is not the widest costs, to that of the widest: it reads more activations."""
+KEPT_UP = 1024
+"""Inputs from which on two warps compute GELU of a tile while the next one is multiplied."""
 GROUP = 16
 """Rows of tiles that go through the weights together."""
 SMS, BUSY, MOST_TILES_DOWN = 132, 0.9, 256
@@ -53,8 +57,6 @@ TABLE: Mapping[tuple[Kind, int, int], Counts] = MappingProxyType(
         ("wide_qkv", 6144, 4096): (range(8192, MOST_TOKENS),),
         ("wide_add", 4096, 4096): (range(8192, MOST_TOKENS),),
         ("wide_add", 4096, 14336): (),
-        # BERT-base; outside of layers (``bench/ops/texts.py``)
-        ("wide_gelu", 3072, 768): (range(8192, MOST_TOKENS),),
     }
 )
 """(op, N, K) -> the numbers of tokens it is used for; () where it lost."""
@@ -71,6 +73,7 @@ def _tokens_by_rule(kind: Kind, outputs: int, inputs: int) -> Counts:
 
     Activations were always faster inside the product, the rotation from 1024 tokens on. A residual is added inside where tiles
     leave few SMs idle (cuBLAS has more shapes of tiles), up to K = 8192: Llama-8B's down projection (14336) lost when hot.
+    GELU inside took 52 to 79 % of the time of both, with 2048 and 8192 tokens on an H100 (``bench/ops/wide_gelu.py``).
     """
     if inputs % BLOCK_K or outputs % 16:
         return ()
@@ -78,10 +81,9 @@ def _tokens_by_rule(kind: Kind, outputs: int, inputs: int) -> Counts:
         return (range(257 if inputs <= 1024 else 512, MOST_TOKENS),)
     if kind == "wide_qkv":
         return (range(1024, MOST_TOKENS),)
-    found = _balanced_tokens(outputs) if inputs <= 8192 else ()
-    if kind == "wide_gelu":  # measured with 8192 tokens alone
-        return tuple(range(max(each.start, 4096), each.stop) for each in found if each.stop > 4096)
-    return found
+    if inputs > 8192:
+        return ()
+    return (range(2048, MOST_TOKENS),) if kind == "wide_gelu" else _balanced_tokens(outputs)
 
 
 @lru_cache(maxsize=256)
@@ -108,3 +110,24 @@ def tile_width(tokens: int, outputs: int, sms: int, widths: tuple[int, ...] = (W
         return rows * (1.0 if wide == WIDE else NARROWER)
 
     return min(widths, key=lambda wide: (longest(wide), -wide))
+
+
+def gelu_warps(tokens: int, outputs: int, inputs: int, sms: int) -> int:
+    """The form of ``wide_gelu``: how many warps finish tiles of ``WIDE`` weight rows, or 0: warpgroups take turns at ``NARROW``
+    ones.
+
+    They take turns where narrower tiles leave fewer SMs idle, and where no SM has a second wide tile, beside whose products the
+    first one's GELU could be computed. Two warps keep up with the products of long rows; four cost registers of the warps that
+    multiply.
+
+    Fitted to [K, N] = [384, 1536], [768, 3072] and [1024, 4096], judged by [1280, 5120], each with 2048 and 8192 tokens on an
+    H100: at most 6 % above the best form of the former; what is chosen for the judge is its best (``bench/ops/wide_gelu.py``).
+    """
+    if cdiv(tokens, BLOCK_M) * cdiv(outputs, WIDE) <= sms or tile_width(tokens, outputs, sms) == NARROW:
+        return 0
+    return finishing_warps(inputs)
+
+
+def finishing_warps(inputs: int) -> int:
+    """As ``gelu_warps`` where they do not take turns."""
+    return 2 if inputs >= KEPT_UP else 4

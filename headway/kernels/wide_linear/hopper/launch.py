@@ -12,9 +12,11 @@ from headway.core.ints import cdiv
 from headway.kernels.capability import num_sms
 from headway.kernels.silu_mul import GATES
 from headway.kernels.triton_early import launch_early
-from headway.kernels.wide_linear.hopper.triton import FINISHERS, gate_up_kernel, sums_kernel
+from headway.kernels.triton_precompile import only_noted
+from headway.kernels.wide_linear.hopper.triton import gate_up_kernel, sums_kernel
 from headway.kernels.wide_linear.hopper.triton_gate_up import gate_up_pairs_kernel
 from headway.kernels.wide_linear.hopper.triton_qkv import qkv_kernel
+from headway.kernels.wide_linear.hopper.triton_turns import turns_kernel
 from headway.kernels.wide_linear.tiles import (
     BLOCK_K,
     BLOCK_M,
@@ -22,8 +24,11 @@ from headway.kernels.wide_linear.tiles import (
     HEAD_SIZE,
     NARROW,
     STAGES,
+    TURN_STAGES,
     UNEVEN,
     WIDE,
+    finishing_warps,
+    gelu_warps,
     tile_width,
 )
 
@@ -68,40 +73,70 @@ def launch_gate_up(
 
 
 def wide_add(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, factor: float = 1.0) -> None:
-    launch_sums(x, weight, residual, WIDE, factor=factor)
+    launch_sums(x, weight, residual, factor=factor)
 
 
 def wide_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, tanh: bool) -> torch.Tensor:
-    rows, outputs = x.shape[0], weight.shape[0]
-    assert x.dtype == torch.bfloat16 and bias.dtype == x.dtype, "GELU is fitted to bfloat16's last place"
-    assert bias.shape == (outputs,) and bias.is_contiguous()
+    (rows, inputs), outputs = x.shape, weight.shape[0]
     out = torch.empty((rows, outputs), dtype=x.dtype, device=x.device)
-    launch_sums(x, weight, out, tile_width(rows, outputs, num_sms(x.device)), bias=bias, gelu=2 if tanh else 3)
+    forms: tuple[int, ...] = (gelu_warps(rows, outputs, inputs, num_sms(x.device)),)
+    if only_noted():  # a step of another size may take the other form
+        forms = (0, finishing_warps(inputs))
+    for warps in forms:
+        launch_gelu(x, weight, bias, out, tanh, warps)
     return out
+
+
+def launch_gelu(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, tanh: bool, warps: int
+) -> None:
+    """out [T, N] = GELU(x W^T + bias); ``warps`` as ``gelu_warps`` says."""
+    assert x.dtype == bias.dtype == torch.bfloat16, "GELU is fitted to bfloat16's last place"
+    assert bias.shape == (weight.shape[0],) and bias.is_contiguous()
+    gelu = 2 if tanh else 3
+    if warps:
+        launch_sums(x, weight, out, bias=bias, gelu=gelu, warps=warps)
+    else:
+        launch_turns(x, weight, bias, out, gelu)
 
 
 def launch_sums(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
-    wide: int,
     *,
     bias: torch.Tensor | None = None,
     gelu: int = 0,
     factor: float = 1.0,
+    warps: int = 2,
 ) -> None:
-    """out [T, N], in tiles of ``wide`` weight rows; ``gelu`` as in ``sums_kernel``, ``factor`` for sums without it."""
+    """out [T, N]; ``gelu`` as in ``sums_kernel``, ``factor`` for sums without it, ``warps`` finish tiles."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert out.shape == (rows, outputs) and out.dtype == x.dtype and out.is_contiguous()
     assert outputs % 8 == 0 and rows * outputs < 2**31
     if rows == 0:
         return
-    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, wide)
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, WIDE)
     sums_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
-        _activations(x), weight_descriptor(weight, 1, wide), out, out if bias is None else bias, rows, tiles_m, tiles_n,
-        N=outputs, K=inputs, STAGES=STAGES[wide], GROUP=GROUP, GELU=gelu, FACTOR=factor, WARPS=FINISHERS.value, num_warps=4,
+        _activations(x), weight_descriptor(weight, 1, WIDE), out, out if bias is None else bias, rows, tiles_m, tiles_n,
+        N=outputs, K=inputs, STAGES=STAGES[WIDE], GROUP=GROUP, GELU=gelu, FACTOR=factor, WARPS=warps, num_warps=4,
         **launch_early(x.device),
+    )  # fmt: skip
+
+
+def launch_turns(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, out: torch.Tensor, gelu: int) -> None:
+    """out [T, N] by warpgroups that take turns."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    assert out.shape == (rows, outputs) and out.dtype == x.dtype and out.is_contiguous() and outputs % 8 == 0
+    if rows == 0:
+        return
+    tiles_m, tiles_n = cdiv(rows, BLOCK_M), cdiv(outputs, NARROW)
+    out_desc = TensorDescriptor(out, [rows, outputs], [outputs, 1], [BLOCK_M, NARROW], FLAT)
+    turns_kernel[(min(num_sms(x.device), tiles_m * tiles_n),)](
+        _activations(x), weight_descriptor(weight, 1, NARROW), out_desc, bias, tiles_m, tiles_n, N=outputs, K=inputs,
+        STAGES=TURN_STAGES, GROUP=GROUP, GELU=gelu, num_warps=4, **launch_early(x.device),
     )  # fmt: skip
 
 
