@@ -7,6 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Generator, Iterator
+from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any
 
 # Before torch, tokenizers or the hub client is imported by any test.
@@ -24,6 +26,7 @@ import pytest
 import torch
 
 from tests.examples import load_profile
+from tests.kernels.quick_interpreter import quick_interpreter
 
 # Before anything imports Triton: where there is no GPU, its kernels run in its interpreter.
 if not torch.cuda.is_available():
@@ -58,6 +61,13 @@ def collections_look_at_little() -> None:
     """A million objects of imports and tests stay: a full collection that looks at them takes a second."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session")
+def interpreted_quickly() -> Iterator[None]:
+    """For tests of kernels in Triton's interpreter. It is imported when the first of them runs."""
+    with quick_interpreter() if not torch.cuda.is_available() and find_spec("triton") else nullcontext():
+        yield
 
 
 @pytest.hookimpl(wrapper=True)

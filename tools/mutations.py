@@ -7,7 +7,8 @@ down as a planted fault (``old`` becomes ``new``). Comments, docstrings, message
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -85,13 +86,14 @@ def mutations(path: Path) -> Iterator[Mutation]:
 
 def _changes(tree: ast.Module, lines: list[str]) -> Iterator[tuple[str, Change]]:
     """Kinds and changes of all nodes but those of annotations and docstrings."""
+    names = _Names()
     for node, function in _code(tree, tree):
         found = {
             "operator": _of_operators(node, lines),
             "value": _of_values(node),
             "call": _of_calls(node, lines),
             "statement": _of_statements(node),
-            "name": _of_names(node, function),
+            "name": _of_names(node, function, names),
         }
         yield from ((kind, change) for kind, changes in found.items() for change in changes)
 
@@ -203,28 +205,43 @@ def _of_statements(node: ast.AST) -> Iterator[Change]:
         yield from _put(node.value, ast.unparse(node.value.body), "only one of two values is returned")
 
 
-def _of_names(node: ast.AST, function: ast.AST) -> Iterator[Change]:
+class _Names:
+    """What there is in the functions of a file, each of which is searched once."""
+
+    def __init__(self) -> None:
+        self.locals = cache(_locals)
+        self.attributes = cache(_attributes)
+
+
+def _of_names(node: ast.AST, function: ast.AST, names: _Names) -> Iterator[Change]:
     """The wrong one of two names: opposites, and locals or attributes of ``self`` that share a word."""
     if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
         yield from _put(node, NAMES.get(node.id, node.id), f"{node.id} became {NAMES.get(node.id)}")
-        for other in sorted(_locals(function)):
+        for other in sorted(names.locals(function)):
             if _alike(node.id, other):
                 yield from _put(node, other, f"{node.id} became {other}")
     elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
         owner = ast.unparse(node.value)
-        same = (
-            each for each in ast.walk(function) if isinstance(each, ast.Attribute) and ast.unparse(each.value) == owner
-        )
-        for other in sorted({each.attr for each in same} | {NAMES.get(node.attr, node.attr)}):
+        same = names.attributes(function).get(owner, set())
+        for other in sorted({*same, NAMES.get(node.attr, node.attr)}):
             if _alike(node.attr, other) or NAMES.get(node.attr) == other:
                 yield from _put(node, f"{owner}.{other}", f"{node.attr} became {other}")
 
 
-def _locals(function: ast.AST) -> set[str]:
+def _locals(function: ast.AST) -> frozenset[str]:
     if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-        return set()
+        return frozenset()
     stored = {each.id for each in ast.walk(function) if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    return stored | {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)} - {"self", "cls"}
+    return frozenset(stored | {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)} - {"self", "cls"})
+
+
+def _attributes(function: ast.AST) -> Mapping[str, set[str]]:
+    """By what they belong to, as it is written."""
+    found: dict[str, set[str]] = {}
+    for each in ast.walk(function):
+        if isinstance(each, ast.Attribute):
+            found.setdefault(ast.unparse(each.value), set()).add(each.attr)
+    return found
 
 
 def _alike(name: str, other: str) -> bool:

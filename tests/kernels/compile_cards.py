@@ -1,10 +1,10 @@
 """Compiles what the plain path launches for every supported GPU, without any of them; run by ``test_cards``.
 
-    python -m tests.kernels.compile_cards 80 86 89 90 100 120
+    python -m tests.kernels.compile_cards [all]
 
 An engine is booted without a GPU, as ``dry_boot`` does it but without Hopper's own kernels, and of each kernel the
-specialisation with the largest tiles is kept. Attention is launched for other sizes of heads, too. All are then compiled for
-each compute capability. Prints a line of JSON each: kernel, capability, shared memory, what went wrong.
+specialisation with the largest tiles is kept. Attention is launched for other sizes of heads, too. Each is then compiled for
+three cards in turns, with "all" for every one. Prints a line of JSON each: kernel, capability, shared memory, what went wrong.
 
 A process of its own: the tests' has Triton's interpreter switched on.
 """
@@ -48,7 +48,7 @@ from headway.kernels.speech_rules import speech_rules
 from headway.kernels.store_rows import store_rows
 from headway.kernels.testing import PagedInputs
 from headway.kernels.time_warp import time_warp
-from tests.kernels.cards import EARLY, SHARED
+from tests.kernels.cards import EARLY, SHARED, cards_in_turn
 from tests.kernels.dry_boot import MODEL, NoDevice, NoKernel, Recorder, patches, steps
 from tests.kernels.no_gpu import NoDriver
 
@@ -277,13 +277,18 @@ def compile_share(work: list[tuple[str, Any, dict[str, Any], int]]) -> None:
         sys.stdout.flush()
 
 
-def main(capabilities: list[int]) -> None:
+def main(everything: bool) -> None:
     found = sorted(sources().items(), key=lambda each: each[0][1])
+    turns = {key: cards_in_turn(i) for i, key in enumerate(sorted({(name, kind) for (name, _, kind), _ in found}))}
     work = []
-    for capability in capabilities:
+    for capability, shared in SHARED.items():
         # Tiles that more room does not change are not compiled again for it: what counts is the largest room that fits.
-        chosen = {(name, size): kept for (name, room, size), kept in found if room <= SHARED[capability]}
-        work += [(name, source, options, capability) for (name, _), (_, source, options) in chosen.items()]
+        chosen = {(name, kind): kept for (name, room, kind), kept in found if room <= shared}
+        work += [
+            (name, source, options, capability)
+            for (name, kind), (_, source, options) in chosen.items()
+            if everything or capability in turns[name, kind]
+        ]
     shares = len(os.sched_getaffinity(0))
     forks = [get_context("fork").Process(target=compile_share, args=(work[i::shares],)) for i in range(shares)]
     for each in forks:
@@ -294,4 +299,4 @@ def main(capabilities: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(word) for word in sys.argv[1:]])
+    main("all" in sys.argv[1:])

@@ -7,14 +7,10 @@ that a kernel forgets to write cannot pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
-
-from tests.kernels.quick_interpreter import quick_interpreter
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -25,11 +21,9 @@ def device() -> str:
     return DEVICE
 
 
-@pytest.fixture(scope="session", autouse=True)
-def interpreted_quickly() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def quickly(interpreted_quickly: None) -> None:
     """Without a GPU, Triton's interpreter is most of these tests' time."""
-    with quick_interpreter() if DEVICE == "cpu" and find_spec("triton") else nullcontext():
-        yield
 
 
 @pytest.fixture(autouse=True)

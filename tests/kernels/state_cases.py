@@ -77,10 +77,10 @@ PADDED = Step([(1, 4, 3), (1, 0, 0), (1, 9, 5), (1, 60, 2)], zombies=(2,), pad=3
 STEPS = {"mixed": MIXED, "decode": DECODE, "padded": PADDED, "alone": Step([(67, 0, 1)], pad=0)}
 LONG = {
     "long": Step(
-        [(130, 0, 1), (1, 4, 3), (70, 5, 2), (64, 64, 0), (3, 0, 6), (1, 3, 5)], zombies=(2, 5), pad=2, spare=150
+        [(130, 0, 1), (70, 5, 2), (1, 4, 3), (64, 64, 0), (3, 0, 6), (1, 3, 5)], zombies=(1, 5), pad=2, spare=150
     ),
 }
-"""Rows of one chunk and of several, a long zombie, and more tokens behind the rows than a chunk has."""
+"""Rows of one chunk and of several, a long zombie before a short row, and more tokens behind the rows than a chunk has."""
 PLACES = 11
 """Of the rings."""
 DRAFTS = Step(
@@ -89,9 +89,10 @@ DRAFTS = Step(
 REPLAYS = {
     "drafts": DRAFTS,
     "beside prompts": Step(
-        [(3, 8, 3), (3, 31, 7), (9, 0, 5), (2, 9, 2), (1, 0, 1), (4, 40, 0)],
+        [(3, 8, 3), (3, 31, 7), (9, 0, 5), (2, 9, 2), (1, 0, 1), (4, 40, 0), (2, 5, 6)],
+        (6,),
         short=3,
-        stored=[(3, 9), (24, -1), (0, 9), (9, 11), (0, 1), (40, 44)],
+        stored=[(3, 9), (24, -1), (0, 9), (9, 11), (0, 1), (40, 44), (0, -1)],
     ),
     "plain": Step([(1, 8, 3), (1, 12, 0), (1, 5, 2), (1, 9, 6)], (2,), stored=[(1, -1), (12, 13), (0, -1), (3, -1)]),
 }

@@ -276,7 +276,7 @@ def test_every_instruction_set(compiler: str, flags: list[str], runner: list[str
     files = [str(SOURCES / file) for file in ("blocks.c", "blocks_pack.c", "linear.c", "parallel.c")]
     command = [
         compiler,
-        "-O2",
+        "-O1",  # two thirds of the time of -O2
         "-std=gnu11",
         "-static",
         *flags,
@@ -309,7 +309,7 @@ def test_every_instruction_set(compiler: str, flags: list[str], runner: list[str
 def test_sets_without_an_emulator_compile(machine: str, tmp_path: Path) -> None:
     command = [
         "gcc",
-        "-O2",
+        "-O0",  # a quarter of the time of -O2
         "-std=gnu11",
         f"-march={machine}",
         "-S",

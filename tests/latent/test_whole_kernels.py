@@ -16,6 +16,7 @@ from tests.latent.test_models import TOLERANCE
 from tests.latent.tiny_latents import LATENTS, LENGTH, VOCAB, folder_of, hf_model, ours, pair
 from tests.models.harness import DEVICE, Machine
 
+pytestmark = pytest.mark.usefixtures("interpreted_quickly")
 KERNELS = (head_linear, mla_decode, index_scores, index_topk, index_write, mla_gather, mla_prefill, mla_write)
 OWN_ERRORS = 1.5
 """Of transformers' own mean error in bfloat16."""

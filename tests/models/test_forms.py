@@ -38,6 +38,7 @@ from tests.models.harness import DEVICE, Machine, Row
 from tests.models.tiny import TINY, hf_model, ours, pair
 from tests.recurrent import tiny_hybrids
 
+pytestmark = pytest.mark.usefixtures("interpreted_quickly")
 FEW = (skinny_linear, norm_linear, norm_gate_up, linear_add)
 MID = (mid_linear, mid_gate_up, mid_add, linear_parts)
 WIDE = (wide_qkv, wide_gate_up, wide_add)

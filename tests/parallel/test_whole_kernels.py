@@ -13,6 +13,7 @@ from headway.kernels.testing import interpreter_loops
 from tests.engine.harness import MakeEngine, request, run
 from tests.parallel.test_engine import KINDS
 
+pytestmark = pytest.mark.usefixtures("interpreted_quickly")
 KERNELS = (
     "apply_edits", "step_unpack", "embed", "rms_norm", "add_rms_norm", "rope_kv_write", "paged_attention", "silu_mul", "sample",
     "slot_advance",

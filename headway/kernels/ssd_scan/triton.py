@@ -270,9 +270,8 @@ def ssd_scan_kernel(
             y_at = y_ptr + (token[:, None] * heads + head) * P + p[None, :]
             tl.store(y_at, y.to(kind), mask=inside[:, None] & in_p[None, :])
             whole = tl.sum(step * a, 0)
-            left = tl.exp(whole - total) * step
-            added = tl.dot(tl.trans(x), (b.to(tl.float32) * left[:, None]).to(kind), input_precision="ieee")
-            h = tl.exp(whole) * h + added
+            left = (x.to(tl.float32) * (tl.exp(whole - total) * step)[:, None]).to(kind)
+            h = tl.exp(whole) * h + tl.dot(tl.trans(left), b, input_precision="ieee")
         tl.store(at, h.to(state_ptr.dtype.element_ty), mask=both)
 
 
