@@ -6,18 +6,17 @@ Routers are random, so that tokens spread; the experts that were read are counte
 graph, so none of them is found in the L2 cache. Bytes are those over the bandwidth that a reduction has in the same run.
 ``--plain`` adds a column: the same without the kernels in Gluon.
 
-    python bench/ops/experts.py --many check|compile|time [--shape ...] [--tokens 2048 8192] [--json FILE]
+    python bench/ops/experts.py --many [--json FILE]
 
-The products of many pairs, each by itself: against the reference where outputs are poisoned and routing is odd; compiled, so
-that several processes share that work; timed in plain Triton and in Gluon with several tiles, beside sorting and adding up.
+Sorting and the products of many pairs, each by itself, for four shapes: in plain Triton, one row of tiles after the other, and
+as they are chosen.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ import torch
 from timing import read_bytes_per_us, time_calls
 
 from headway.kernels.expert_mlp import expert_mlp, tiles
-from headway.kernels.expert_mlp.tiles import ManyTile
 from headway.kernels.route_experts import route_experts
 
 FLOPS_PER_US = 780e6
@@ -81,184 +79,47 @@ class Layer:
         return expert_mlp(x, ids, weights, *self.ins, *self.outs, act, True, 7.0, 1.702, False)
 
 
-SILU: dict[str, Any] = {"ACT": "silu", "GATED": True}
-IN_TILES = [ManyTile(256, 4, group) for group in (16, 4, 8, 32)] + [ManyTile(256, 3, 16), ManyTile(128, 6, 16)]
-OUT_TILES = [ManyTile(256, 3, group) for group in (16, 4, 8, 32)] + [ManyTile(128, 6, 16), ManyTile(128, 5, 16)]
+def time_many(shape: Shape, tokens: int) -> dict[str, float]:
+    """us of each product and of sorting. ``equal``: whether the chosen products out are the bits of plain ones."""
+    from headway.kernels.expert_mlp.hopper.launch import many_out
+    from headway.kernels.expert_mlp.triton import grouped_plain, sort_pairs
+    from headway.kernels.triton_early import launch_early
+
+    layer, early = Layer(shape), launch_early(torch.device("cuda"))
+    x = torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
+    ids, weights = layer.route(x, torch.zeros(tokens, device="cuda", dtype=torch.int32))
+    order, counts = sort_pairs(ids, shape.experts)
+    pairs = ids.numel()
+    between, found = (torch.empty(pairs, size, device="cuda", dtype=x.dtype) for size in (shape.inner, shape.hidden))
+    plan = torch.empty(1 + tiles.tile_count(pairs, shape.experts, tiles.MANY_ROWS), 4, device="cuda", dtype=torch.int32)
+    sizes = {"E": shape.experts, "TOP_K": shape.top_k, "WEIGH": False, "FP4": False}
+    into = {"ACT": "silu", "GATED": True}
+
+    def plain(first: bool) -> None:
+        source, target, matrix = (x, between, layer.ins) if first else (between, found, layer.outs)
+        given = (source, order, counts, weights, matrix, target, plan if first else None)
+        grouped_plain(*given, (0.0, 0.0), first, sizes, into, early)
+
+    out = partial(many_out, between, order, plan, layer.outs, found, early)
+    times = {"sort": time_calls([partial(sort_pairs, ids, shape.experts)])}
+    with patch.object(tiles, "MANY_GROUP", 1):
+        times |= {"in, row by row": time_calls([partial(plain, True)], least=10, replays=4)}
+    times |= {"in": time_calls([partial(plain, True)], least=10, replays=4)}
+    times |= {"out, plain": time_calls([partial(plain, False)], least=10, replays=4)}
+    wanted = found.clone()
+    times |= {"out": time_calls([out], least=10, replays=4)}
+    print("  ".join(f"{name} {us:.1f}" for name, us in times.items()), flush=True)
+    return {**times, "equal": torch.equal(found, wanted)}
 
 
-class Products:
-    """One layer's products for so many tokens, with all that they read and write."""
-
-    def __init__(self, layer: Layer, tokens: int) -> None:
-        from headway.kernels.expert_mlp.triton import sort_pairs
-        from headway.kernels.triton_early import launch_early
-
-        shape = layer.shape
-        self.layer, self.early = layer, launch_early(torch.device("cuda"))
-        self.x = torch.randn(tokens, shape.hidden, device="cuda", dtype=torch.bfloat16)
-        self.ids, self.weights = layer.route(self.x, torch.zeros(tokens, device="cuda", dtype=torch.int32))
-        self.order, self.counts, self.plan = sort_pairs(self.ids, shape.experts, planned=True)
-        pairs = self.ids.numel()
-        self.between = torch.full((pairs, shape.inner), torch.nan, device="cuda", dtype=torch.bfloat16)
-        self.found = torch.full((pairs, shape.hidden), torch.nan, device="cuda", dtype=torch.bfloat16)
-
-    def parts(self, first: bool) -> tuple[torch.Tensor, torch.Tensor, Any]:
-        if first:
-            return self.x, self.between, self.layer.ins
-        return self.between, self.found, self.layer.outs
-
-    def plain(self, first: bool) -> None:
-        from headway.kernels.expert_mlp.triton import grouped_plain
-
-        source, target, (weight, bias, scales) = self.parts(first)
-        sizes = {"E": self.layer.shape.experts, "TOP_K": self.layer.shape.top_k, "WEIGH": False, "FP4": False}
-        grouped_plain(
-            source, self.order, self.counts, self.weights, (weight, scales, bias), target, (0.0, 0.0), first, sizes, SILU,
-            self.early,
-        )  # fmt: skip
-
-    def gluon(self, first: bool, tile: ManyTile | None = None) -> None:
-        from headway.kernels.expert_mlp.hopper.launch import grouped_many
-
-        source, target, (weight, bias, scales) = self.parts(first)
-        assert self.plan is not None
-        grouped_many(
-            source, self.order, self.plan, (weight, scales, bias), target, self.layer.shape.top_k, (0.0, 0.0), first, SILU,
-            self.early, tile,
-        )  # fmt: skip
-
-    def both(self) -> torch.Tensor:
-        return self.layer.run(self.x, self.ids, self.weights)
-
-    def in_plain(self) -> torch.Tensor:
-        with (
-            patch("headway.kernels.expert_mlp.triton.in_large_tiles", return_value=False),
-            patch("headway.kernels.expert_mlp.triton.SORTED_AT_ONCE", 2**30),
-        ):
-            return self.both()
-
-    def sort(self, at_once: bool) -> None:
-        from headway.kernels.expert_mlp.triton import sort_pairs
-
-        with patch("headway.kernels.expert_mlp.triton.SORTED_AT_ONCE", 2**30 if at_once else 0):
-            sort_pairs(self.ids, self.layer.shape.experts, planned=not at_once)
-
-    def differences(self) -> dict[str, float]:
-        """Largest differences of Gluon's results to plain ones, over the largest of these; NaN where something is missing."""
-        found = {}
-        for first, candidates in ((True, IN_TILES), (False, OUT_TILES)):
-            target = self.parts(first)[1]
-            target.fill_(torch.nan)
-            self.plain(first)
-            wanted = target.float()
-            for tile in candidates:
-                target.fill_(torch.nan)
-                self.gluon(first, tile)
-                error = (target.float() - wanted).abs().max() / wanted.abs().max()
-                once = target.clone()
-                for _ in range(3):
-                    self.gluon(first, tile)
-                    error += 0.0 if torch.equal(once, target) else torch.inf  # a moving result would be a race
-                found[f"{'in' if first else 'out'} {astuple(tile)}"] = float(error)
-        return found
-
-
-def time_many(shape: Shape, tokens: int) -> dict[str, Any]:
-    work = Products(Layer(shape), tokens)
-    differences = work.differences()
-    flops = 2.0 * tokens * shape.top_k * shape.hidden * shape.inner
-    calls: dict[str, tuple[Callable[[], Any], float]] = {}
-    for first, candidates in ((True, IN_TILES), (False, OUT_TILES)):
-        name, work_done = ("in", 2 * flops) if first else ("out", flops)
-        calls[f"{name} plain"] = partial(work.plain, first), work_done
-        for tile in candidates:
-            calls[f"{name} {astuple(tile)}"] = partial(work.gluon, first, tile), work_done
-    calls |= {"sort at once": (partial(work.sort, True), 0.0), "sort in segments": (partial(work.sort, False), 0.0)}
-    calls |= {"whole plain": (work.in_plain, 3 * flops), "whole": (work.both, 3 * flops)}
-    times = {}
-    for name, (call, done) in calls.items():
-        us = time_calls([call], least=10, replays=4)
-        times[name] = {"us": round(us, 1), "tflops": round(done / us / 1e6, 1)}
-        print(f"  {name:20} {us:9.1f} us {done / us / 1e6:7.1f} TFLOP/s", flush=True)
-    fullness = float(work.counts.sum() / (work.counts + 63).div(64, rounding_mode="floor").mul(64).sum())
-    return {"fullness": fullness, "differences": differences, "times": times}
-
-
-ODD = [
-    # dtype, T, E, hidden, inner, K, bias, act, gated
-    (torch.bfloat16, 150, 1, 64, 8, 1, True, "silu", True),
-    (torch.bfloat16, 1000, 13, 320, 136, 3, True, "clamped_swiglu", True),
-    (torch.float16, 900, 9, 192, 264, 2, True, "relu2", False),
-    (torch.bfloat16, 4000, 16, 1024, 768, 4, False, "silu", True),
-]
-ROUTINGS = ("random", "empty experts", "one expert", "few tokens", "none")
-
-
-def routed(kind: str, tokens: int, experts: int, top_k: int) -> torch.Tensor:
-    """ids [T, K], of which some are none of these experts."""
-    ids = torch.rand(tokens, experts + 2, device="cuda").argsort(1)[:, :top_k].int() - 1
-    if kind == "empty experts":
-        ids = torch.where(ids % 3 == 1, -1, ids)
-    elif kind == "one expert":
-        ids = torch.full_like(ids, -1)
-        ids[:, -1] = experts - 1
-    elif kind == "few tokens":
-        ids[7:] = experts
-    elif kind == "none":
-        ids = torch.full_like(ids, -1)
-    return ids
-
-
-def check_many() -> list[dict[str, Any]]:
-    """Each odd case, its largest error, and whether a second run and a run without the others' pairs gave the same bits."""
-    found = []
-    torch.utils.deterministic.fill_uninitialized_memory = True  # type: ignore[attr-defined]
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    for dtype, tokens, experts, hidden, inner, top_k, biased, act, gated in ODD:
-
-        def make(*shape: int, fan: int = 1, dtype: torch.dtype = dtype) -> torch.Tensor:
-            return torch.randn(*shape, device="cuda").mul(fan**-0.5).to(dtype)
-
-        outputs = 2 * inner if gated else inner
-        biases = [make(experts, size) if biased else None for size in (outputs, hidden)]
-        into = make(experts, outputs, hidden, fan=hidden), biases[0], None
-        out = make(experts, hidden, inner, fan=inner), biases[1], None
-        given = (torch.rand(tokens, top_k, device="cuda"), *into, *out, act, gated, 1.5, 1.7, False)
-        x, half = make(tokens, hidden), tokens // 2
-        for kind in ROUTINGS:
-            ids = routed(kind, tokens, experts, top_k)
-            others = ids.clone()
-            others[half:] = -1
-            with patch.object(tiles, "MANY_PAIRS", 0):
-                y, again, apart = (expert_mlp(x, each, *given).float() for each in (ids, ids, others))
-            wanted = expert_mlp.reference(x, ids, *given).float()
-            error = float((y - wanted).abs().max() / wanted.abs().max().clamp(min=1e-3))
-            same = torch.equal(y, again) and torch.equal(y[:half], apart[:half]) and not bool(apart[half:].any())
-            good = same and error < (0.02 if dtype == torch.bfloat16 else 0.004)
-            case = f"{dtype} T={tokens} E={experts} C={hidden} I={inner} K={top_k} {act} {kind}"
-            found.append({"case": case, "error": error, "same": same, "good": good})
-            print("good" if good else "WRONG", found[-1], flush=True)
-    return found
-
-
-def run_many(options: argparse.Namespace) -> None:
+def run_many(path: Path | None) -> None:
     result: dict[str, Any] = {"device": torch.cuda.get_device_name()}
-    if options.many == "check":
-        result["checks"] = check_many()
-        print("all good" if all(each["good"] for each in result["checks"]) else "SOMETHING IS WRONG")
-    for name in options.shape if options.many != "check" else ():
-        for tokens in options.tokens:
-            if options.many == "compile":
-                work = Products(Layer(SHAPES[name]), tokens)
-                work.differences()
-                for call in (work.both, work.in_plain):
-                    call()
-                torch.cuda.synchronize()
-                break
-            print(f"{name}, {tokens} tokens", flush=True)
+    for name in ("qwen3-30b-a3b", "deepseek-v2-lite", "olmoe", "mixtral"):
+        for tokens in (2048, 8192):
+            print(f"{name}, {tokens} tokens, us: ", end="")
             result[f"{name} {tokens}"] = time_many(SHAPES[name], tokens)
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=1) + "\n")
+    if path:
+        path.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def main() -> None:
@@ -266,11 +127,11 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", default=list(SHAPES)[:2], choices=SHAPES)
     parser.add_argument("--tokens", nargs="+", type=int, default=[1, 2, 4, 8, 16, 64, 256, 1024, 8192])
     parser.add_argument("--plain", action="store_true")
-    parser.add_argument("--many", choices=("check", "compile", "time"))
+    parser.add_argument("--many", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.many:
-        run_many(options)
+        run_many(options.json)
         return
     speed = read_bytes_per_us()
     print(f"{torch.cuda.get_device_name()}: reads {speed / 1e6:.2f} TB/s")

@@ -11,9 +11,16 @@ from typing import Any
 
 from headway.core.ints import next_power_of_2
 from headway.kernels.expert_mlp.hopper.triton_few import few_in_words_kernel, few_out_words_kernel
-from headway.kernels.expert_mlp.hopper.triton_many import many_in_kernel, many_out_kernel
+from headway.kernels.expert_mlp.hopper.triton_many import many_out_kernel
 from headway.kernels.expert_mlp.hopper.triton_shared import grouped_shared_kernel
-from headway.kernels.expert_mlp.tiles import few_word_tile, group_tile, group_word_tile, many_tile
+from headway.kernels.expert_mlp.tiles import (
+    MANY_GROUP,
+    MANY_STAGES,
+    MANY_WIDE,
+    few_word_tile,
+    group_tile,
+    group_word_tile,
+)
 from headway.kernels.expert_mlp.triton_grouped import grouped_kernel
 from tests.kernels.compile_forward import compile_typed, described
 
@@ -38,22 +45,11 @@ def constants(first: bool, rows: int, act: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def compile_many(act: str, gated: bool, biased: bool) -> None:
-    """The products of many pairs."""
-    for first in (True, False):
-        paired = first and gated
-        tile = many_tile(paired=paired)
-        parts = 2 if paired else 1
-        types = TYPES | {"x_desc": described(128, 64), "weight_desc": described(parts, tile.wide // parts, 64)}
-        fixed: dict[str, Any] = {"OUT": 768 if first else 2048, "K": 2048 if first else 768, "BIASED": biased}
-        fixed |= {"STAGES": tile.stages} | ({"TOP_K": 8, "ACT": act, "GATED": gated} if first else {})
-        kernel = many_in_kernel if first else many_out_kernel
-        compile_typed(f"many {first} {act}", kernel, fixed, types, {"num_warps": 4})
-
-
 def main() -> None:
-    compile_many("silu", True, False)
-    compile_many("relu2", False, True)
+    for biased in (True, False):
+        types = TYPES | {"x_desc": described(128, 64), "weight_desc": described(MANY_WIDE, 64)}
+        fixed: dict[str, Any] = {"OUT": 2048, "K": 768, "BIASED": biased, "STAGES": MANY_STAGES, "GROUP": MANY_GROUP}
+        compile_typed(f"many out {biased}", many_out_kernel, fixed, types, {"num_warps": 4})
     for tokens in (8, 64, 256, 4096):
         tile = group_word_tile(tokens * TOP_K, EXPERTS)
         for first in (True, False):
@@ -77,6 +73,7 @@ def main() -> None:
         plain = group_tile(4096 * TOP_K, EXPERTS, INNER, HIDDEN, item=2, paired=first, fp4=False, room=227 << 10)
         fixed = constants(first, plain.rows, "silu") | {"BLOCK_N": plain.block_n, "BLOCK_K": plain.block_k}
         fixed |= {"WEIGH": False, "FP4": False, "TOGETHER": plain.together, "scales_ptr": None, "bias_ptr": None}
+        fixed |= {} if first else {"plan_ptr": None}
         options = {"num_warps": plain.num_warps, "num_stages": plain.num_stages}
         compile_typed(f"wide {plain.rows} {first}", grouped_kernel, fixed, TYPES, options)
 

@@ -18,8 +18,7 @@ NEEDED = {
     "prefill_kernel", "skinny_linear_kernel", "race_kernel", "finish_kernel", "slot_advance_kernel", "apply_edits_kernel",
     "dense_kernel", "dense_rope_kernel", "disentangled_kernel", "segment_pool_kernel", "router_kernel", "choose_kernel",
     "few_in_kernel", "few_out_kernel", "sort_kernel", "grouped_kernel", "combine_kernel", "cross_rows_kernel",
-    "cross_kv_write_kernel", "distance_kernel", "speech_rules_kernel", "time_warp_kernel", "count_pairs_kernel",
-    "place_pairs_kernel",
+    "cross_kv_write_kernel", "distance_kernel", "speech_rules_kernel", "time_warp_kernel",
 }  # fmt: skip
 
 

@@ -39,6 +39,7 @@ class GroupTile:
         block_n: outputs; of gate and up so many each.
         block_k: inputs a pass.
         together: gates and their ups are one factor of the products. Tensor cores read less for wide ones.
+        group: rows of tiles that go through their weights together.
     """
 
     rows: int
@@ -47,6 +48,7 @@ class GroupTile:
     num_warps: int
     num_stages: int
     together: bool = False
+    group: int = 1
 
 
 def is_few(tokens: int, top_k: int, experts: int) -> bool:
@@ -153,53 +155,28 @@ def group_tile(
         tile = GroupTile(128, 128 if paired else 256, 64, 8, 4, paired)
     else:
         tile = GroupTile(128, 64 if paired else 128, 64, 8, 4)
-    stages = tile.num_stages
+    stages, group = tile.num_stages, MANY_GROUP if tile.rows == MANY_ROWS else 1
     wide = tile.block_n * (2 if paired else 1)
     while stages > 1 and stages * (tile.rows + wide) * tile.block_k * item > room - 8192:
         stages -= 1
-    return replace(tile, num_stages=stages)
+    return replace(tile, num_stages=stages, group=group)
 
 
-@dataclass(frozen=True, slots=True)
-class ManyTile:
-    """A persistent program's tiles of the products of ``hopper.triton_many``: MANY_ROWS pairs of one expert.
-
-    Attributes:
-        wide: weight rows: outputs, or gates and as many ups.
-        stages: chunks of 64 inputs that have room in shared memory.
-        group: rows of tiles that go through their weights together.
-    """
-
-    wide: int
-    stages: int
-    group: int
+MANY_ROWS, MANY_WIDE, MANY_CHUNK, MANY_STAGES = 128, 256, 64, 3
+"""A tile of the products of ``hopper.triton_many``: pairs of one expert, outputs; inputs of a chunk, and chunks that have room
+in shared memory."""
+MANY_GROUP = 16
+"""Rows of tiles that go through their weights together. Each by itself would read an expert's weights from memory again where
+they are larger than the L2 cache."""
+MANY_PAIRS = 192
+"""Pairs of an expert, on average, from which the products out are those of ``hopper.triton_many``."""
 
 
-MANY_ROWS, MANY_CHUNK = 128, 64
-"""Pairs of a tile, and inputs of a chunk of it."""
-MANY_PAIRS = 96
-"""Pairs of an expert, on average, from which these tiles are used."""
+def out_is_many(pairs: int, experts: int, inner: int) -> bool:
+    """Whether ``pairs`` pairs are enough for those products, and rows lie as copies need them."""
+    return pairs >= MANY_PAIRS * experts and inner % 8 == 0
 
 
-def many_tile(*, paired: bool) -> ManyTile:
-    """``paired``: half of the sums wait to be written out, so there is room for one more stage."""
-    return ManyTile(256, 4 if paired else 3, 16)
-
-
-def are_many(pairs: int, experts: int, hidden: int, inner: int) -> bool:
-    """Whether ``pairs`` pairs are enough for them, and rows lie as copies need them."""
-    return pairs >= MANY_PAIRS * experts and hidden % MANY_CHUNK == 0 and inner % 8 == 0
-
-
-SEGMENTS = 16
-"""Parts in which many pairs are sorted."""
-SORTED_AT_ONCE = 4096
-"""Pairs up to which one launch is faster."""
-PLACED_TOGETHER = 4
-"""Experts whose pairs of a segment one program writes down."""
-
-
-def segment_block(pairs: int) -> tuple[int, int]:
-    """Pairs of a segment, and how many of them are read at once."""
-    block = min(2048, max(256, next_power_of_2(cdiv(pairs, SEGMENTS))))
-    return cdiv(cdiv(pairs, SEGMENTS), block) * block, block
+def sort_parts(pairs: int) -> int:
+    """Parts in which pairs are sorted, of which 32 are read at once each."""
+    return min(256, max(4, next_power_of_2(cdiv(pairs, 32))))

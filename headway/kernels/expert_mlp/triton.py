@@ -10,25 +10,16 @@ from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.capability import shared_limit
 from headway.kernels.expert_mlp.tiles import (
     MANY_ROWS,
-    PLACED_TOGETHER,
-    SEGMENTS,
-    SORTED_AT_ONCE,
-    are_many,
     few_tile,
     group_tile,
     group_word_tile,
     is_few,
-    segment_block,
+    out_is_many,
+    sort_parts,
     tile_count,
 )
 from headway.kernels.expert_mlp.triton_few import few_in_kernel, few_out_kernel
-from headway.kernels.expert_mlp.triton_grouped import (
-    combine_kernel,
-    count_pairs_kernel,
-    grouped_kernel,
-    place_pairs_kernel,
-    sort_kernel,
-)
+from headway.kernels.expert_mlp.triton_grouped import combine_kernel, grouped_kernel, sort_kernel
 from headway.kernels.hopper import runs_gluon
 from headway.kernels.triton_early import launch_early
 
@@ -88,45 +79,24 @@ def in_words(x: torch.Tensor, scales: torch.Tensor | None, weigh_inputs: bool) -
     return scales is not None and x.dtype == torch.bfloat16 and not weigh_inputs and runs_gluon(x.device)
 
 
-def in_large_tiles(x: torch.Tensor, pairs: int, ins: Matrix, inner: int, *, weigh_inputs: bool) -> bool:
-    """Whether ``hopper``'s products of many pairs serve."""
-    weight, scales, _ = ins
-    if scales is not None or weigh_inputs or x.itemsize != 2 or not are_many(pairs, len(weight), x.shape[1], inner):
+def out_in_large_tiles(x: torch.Tensor, pairs: int, outs: Matrix) -> bool:
+    """Whether ``hopper``'s products out serve."""
+    weight, scales, _ = outs
+    if scales is not None or x.itemsize != 2 or not out_is_many(pairs, len(weight), weight.shape[2]):
         return False
-    return runs_gluon(x.device) and x.stride(0) % 16 == 0
+    return runs_gluon(x.device)
 
 
-def sort_pairs(
-    ids: torch.Tensor, experts: int, *, planned: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Pairs by expert, how many each has, and if ``planned`` the tiles of ``hopper.triton_many``."""
-    pairs, device, early = ids.numel(), ids.device, launch_early(ids.device)
+def sort_pairs(ids: torch.Tensor, experts: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairs by expert, and how many each has."""
+    pairs, device = ids.numel(), ids.device
     order = torch.empty(pairs, dtype=torch.int32, device=device)
     counts = torch.empty(experts, dtype=torch.int32, device=device)
-    if pairs <= SORTED_AT_ONCE and not planned:
-        block = min(2048, max(128, next_power_of_2(pairs)))
-        sort_kernel[(experts,)](ids, order, counts, pairs, BLOCK=block, num_warps=8 if block > 1024 else 4, **early)
-        return order, counts, None
-    segment, block = segment_block(pairs)
-    fixed: dict[str, Any] = {"E": experts, "LANES": next_power_of_2(experts), "BLOCK": block, **early}
-    fixed["num_warps"] = 8 if block > 1024 else 4
-    counted = torch.empty((SEGMENTS, experts), dtype=torch.int32, device=device)
-    count_pairs_kernel[(SEGMENTS,)](ids, counted, pairs, segment, **fixed)
-    plan = torch.empty((1 + tile_count(pairs, experts, MANY_ROWS), 4), dtype=torch.int32, device=device)
-    place_pairs_kernel[(cdiv(experts, PLACED_TOGETHER), SEGMENTS)](
-        ids,
-        counted,
-        order,
-        counts,
-        plan,
-        pairs,
-        segment,
-        SEGMENTS=SEGMENTS,
-        EACH=PLACED_TOGETHER,
-        ROWS=MANY_ROWS,
-        **fixed,
+    parts = sort_parts(pairs)
+    sort_kernel[(experts,)](
+        ids, order, counts, pairs, PARTS=parts, num_warps=min(16, max(4, parts // 4)), **launch_early(device)
     )
-    return order, counts, plan if planned else None
+    return order, counts
 
 
 def _few(
@@ -158,23 +128,24 @@ def _grouped(
     hidden: int, numbers: tuple[float, float], sizes: dict[str, Any], into: dict[str, Any],
 ) -> None:  # fmt: skip
     pairs, experts, device, early = ids.numel(), sizes["E"], x.device, launch_early(x.device)
-    many = in_large_tiles(x, pairs, ins, inner, weigh_inputs=sizes["WEIGH"])
-    order, counts, plan = sort_pairs(ids, experts, planned=many)
+    order, counts = sort_pairs(ids, experts)
     between = torch.empty((pairs, inner), dtype=x.dtype, device=device)
     found = torch.empty((pairs, hidden), dtype=x.dtype, device=device)
+    plan = None
+    if out_in_large_tiles(x, pairs, outs):
+        plan = torch.empty((1 + tile_count(pairs, experts, MANY_ROWS), 4), dtype=torch.int32, device=device)
     for first, source, target, matrix in ((True, x, between, ins), (False, between, found, outs)):
         if in_words(x, ins[1], sizes["WEIGH"]):
             from headway.kernels.expert_mlp.hopper.launch import grouped_words
 
             words = group_word_tile(pairs, experts)
             grouped_words(words, source, order, counts, matrix, target, sizes["TOP_K"], numbers, first, into, early)
-            continue
-        if plan is not None:
-            from headway.kernels.expert_mlp.hopper.launch import grouped_many
+        elif first or plan is None:
+            grouped_plain(source, order, counts, weights, matrix, target, plan, numbers, first, sizes, into, early)
+        else:
+            from headway.kernels.expert_mlp.hopper.launch import many_out
 
-            grouped_many(source, order, plan, matrix, target, sizes["TOP_K"], numbers, first, into, early)
-            continue
-        grouped_plain(source, order, counts, weights, matrix, target, numbers, first, sizes, into, early)
+            many_out(source, order, plan, matrix, target, early)
     block = min(1024, next_power_of_2(hidden))
     combine_kernel[(cdiv(hidden, block), len(x))](
         found, ids, weights, y, E=experts, N=hidden, TOP_K=sizes["TOP_K"], BLOCK=block, WEIGH=sizes["WEIGH"], num_warps=4,
@@ -184,17 +155,18 @@ def _grouped(
 
 def grouped_plain(
     source: torch.Tensor, order: torch.Tensor, counts: torch.Tensor, weights: torch.Tensor, matrix: Matrix,
-    target: torch.Tensor, numbers: tuple[float, float], first: bool, sizes: dict[str, Any], into: dict[str, Any],
-    early: dict[str, Any],
+    target: torch.Tensor, plan: torch.Tensor | None, numbers: tuple[float, float], first: bool, sizes: dict[str, Any],
+    into: dict[str, Any], early: dict[str, Any],
 ) -> None:  # fmt: skip
-    """One of the grouped products in plain Triton."""
+    """One of the grouped products in plain Triton, which writes down its tiles if there is a ``plan``."""
     pairs, experts, outputs, inputs = len(order), sizes["E"], target.shape[1], source.shape[1]
     tile = group_tile(
         pairs, experts, outputs, inputs, item=source.itemsize, paired=first and into["GATED"], fp4=bool(sizes["FP4"]),
         room=shared_limit(source.device),
     )  # fmt: skip
+    assert plan is None or tile.rows == MANY_ROWS
     grouped_kernel[(cdiv(outputs, tile.block_n), tile_count(pairs, experts, tile.rows))](
-        source, order, counts, weights, *matrix, target, source.stride(0), *numbers, LANES=next_power_of_2(experts),
-        OUT=outputs, K=inputs, ROWS=tile.rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, FIRST=first,
-        TOGETHER=tile.together, num_warps=tile.num_warps, num_stages=tile.num_stages, **sizes, **into, **early,
+        source, order, counts, weights, *matrix, target, plan, source.stride(0), *numbers, tile.group,
+        LANES=next_power_of_2(experts), OUT=outputs, K=inputs, ROWS=tile.rows, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k,
+        FIRST=first, TOGETHER=tile.together, num_warps=tile.num_warps, num_stages=tile.num_stages, **sizes, **into, **early,
     )  # fmt: skip

@@ -1,13 +1,11 @@
 """``expert_mlp`` for many pairs of a token and an expert: sorted by expert, and multiplied tile by tile on tensor cores.
 
 Four kernels. ``sort_kernel`` has a program for each expert, which finds where its pairs begin by counting those of experts
-before it, and writes them down in their order: nothing is added atomically, so the order is one. ``grouped_kernel`` does the
-products in, from gathered tokens to sorted rows, and then the products out, from these to rows by pair. ``combine_kernel``
-adds a token's rows, in the order of its choice. A program finds its tile in the counts of all experts; there are as many
-programs as there could be tiles, and those behind the last do nothing.
-
-Of many pairs that one program would read for long: they are cut into segments. ``count_pairs_kernel`` counts each segment's
-by expert, and with these counts ``place_pairs_kernel`` writes down some experts' pairs of one segment, in the same order.
+before it, and writes them down in their order: nothing is added atomically, so the order is one. Pairs are cut into parts, of
+which a warp's lanes read 32 pairs at a time: counting within a part waits for no other warp. ``grouped_kernel`` does the
+products in, from gathered tokens to sorted rows, and then the products out, from these to rows by pair. ``combine_kernel`` adds
+a token's rows, in the order of its choice. A program finds its tile in the counts of all experts; there are as many programs as
+there could be tiles, and those behind the last do nothing.
 """
 
 # mypy: disallow-untyped-defs=False, disallow-incomplete-defs=False, disallow-untyped-calls=False
@@ -35,116 +33,35 @@ def sort_kernel(
     order_ptr,  # int32 [num_pairs]: pairs by expert; behind the last that has one nothing is written
     counts_ptr,  # int32 [E]
     num_pairs,
-    BLOCK: tl.constexpr,
+    PARTS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     start_next(EARLY)
     expert = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
-    earlier = tl.zeros([BLOCK], tl.int32)
+    length = tl.cdiv(num_pairs, PARTS)
+    part = tl.arange(0, PARTS)[None, :]
+    end = tl.minimum((part + 1) * length, num_pairs)
+    at = part * length + tl.arange(0, 32)[:, None]
+    earlier = tl.zeros([32, PARTS], tl.int32)
+    mine = tl.zeros([32, PARTS], tl.int32)
     wait_for_inputs(EARLY)
-    for start in range(0, num_pairs, BLOCK):
-        ids = tl.load(ids_ptr + start + lane, mask=start + lane < num_pairs, other=-1)
+    for start in range(0, length, 32):
+        ids = tl.load(ids_ptr + start + at, mask=start + at < end, other=-1)
         earlier += ((ids >= 0) & (ids < expert)).to(tl.int32)
-    first = tl.sum(earlier, axis=0)
-    place = first
-    for start in range(0, num_pairs, BLOCK):
-        ids = tl.load(ids_ptr + start + lane, mask=start + lane < num_pairs, other=-1)
+        mine += (ids == expert).to(tl.int32)
+    counts = tl.sum(mine, axis=0)
+    place = tl.sum(tl.sum(earlier, axis=0), axis=0) + tl.cumsum(counts, axis=0) - counts
+    tl.store(counts_ptr + expert, tl.sum(counts, axis=0))
+    for start in range(0, length, 32):
+        ids = tl.load(ids_ptr + start + at, mask=start + at < end, other=-1)
         mine = (ids == expert).to(tl.int32)
-        tl.store(order_ptr + place + tl.cumsum(mine, axis=0) - 1, start + lane, mask=mine > 0)
+        tl.store(order_ptr + place[None, :] + tl.cumsum(mine, axis=0) - 1, start + at, mask=mine > 0)
         place += tl.sum(mine, axis=0)
-    tl.store(counts_ptr + expert, place - first)
-
-
-@triton.jit(do_not_specialize=["num_pairs", "segment"])
-def count_pairs_kernel(
-    ids_ptr,  # [num_pairs]
-    counted_ptr,  # int32 [segments, E]
-    num_pairs,
-    segment,  # pairs of each, a multiple of BLOCK
-    E: tl.constexpr,
-    LANES: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    """Grid: segments."""
-    start_next(EARLY)
-    number = tl.program_id(0)
-    lane = tl.arange(0, BLOCK)
-    one = tl.arange(0, LANES)
-    counts = tl.zeros([LANES], tl.int32)
-    wait_for_inputs(EARLY)
-    for start in range(number * segment, tl.minimum((number + 1) * segment, num_pairs), BLOCK):
-        ids = tl.load(ids_ptr + start + lane, mask=start + lane < num_pairs, other=-1)
-        counts += tl.histogram(ids, LANES, mask=(ids >= 0) & (ids < E))
-    tl.store(counted_ptr + number * E + one, counts, mask=one < E)
-
-
-@triton.jit(do_not_specialize=["num_pairs", "segment"])
-def place_pairs_kernel(
-    ids_ptr,  # [num_pairs]
-    counted_ptr,  # int32 [SEGMENTS, E]
-    order_ptr,  # int32 [num_pairs], as of ``sort_kernel``
-    counts_ptr,  # int32 [E]
-    plan_ptr,  # int32 [1 + most tiles, 4]: how many tiles; of each its expert, first sorted pair, pairs
-    num_pairs,
-    segment,
-    E: tl.constexpr,
-    LANES: tl.constexpr,
-    SEGMENTS: tl.constexpr,
-    EACH: tl.constexpr,  # experts of a program
-    BLOCK: tl.constexpr,
-    ROWS: tl.constexpr,  # of a tile of the plan
-    EARLY: tl.constexpr,
-):
-    """Grid: experts by EACH, segments."""
-    start_next(EARLY)
-    number = tl.program_id(1)
-    lane = tl.arange(0, LANES)[None, :]
-    nth = tl.arange(0, SEGMENTS)[:, None]
-    pair = tl.arange(0, BLOCK)
-    wait_for_inputs(EARLY)
-    counted = tl.load(counted_ptr + nth * E + lane, mask=lane < E, other=0)
-    for i in tl.static_range(EACH):
-        expert = tl.program_id(0) * EACH + i
-        before = tl.sum(tl.sum(tl.where(lane < expert, counted, 0), axis=0), axis=0)
-        place = before + tl.sum(tl.sum(tl.where((lane == expert) & (nth < number), counted, 0), axis=0), axis=0)
-        for start in range(number * segment, tl.minimum((number + 1) * segment, num_pairs), BLOCK):
-            ids = tl.load(ids_ptr + start + pair, mask=start + pair < num_pairs, other=-1)
-            mine = ((ids == expert) & (expert < E)).to(tl.int32)
-            tl.store(order_ptr + place + tl.cumsum(mine, axis=0) - 1, start + pair, mask=mine > 0)
-            place += tl.sum(mine, axis=0)
-        if (number == 0) & (expert < E):
-            counts = tl.sum(counted, axis=0)
-            one = tl.arange(0, LANES)
-            count = tl.sum(tl.where(one == expert, counts, 0), axis=0)
-            tl.store(counts_ptr + expert, count)
-            tiles = (counts + ROWS - 1) // ROWS
-            first_tile = tl.sum(tl.where(one < expert, tiles, 0), axis=0)
-            write_plan(plan_ptr, expert, before, count, first_tile, ROWS)
-            if expert == E - 1:
-                end = first_tile + (count + ROWS - 1) // ROWS
-                tl.store(plan_ptr, tl.maximum(end, 1))
-                if end == 0:  # a tile of no pairs stands for all
-                    tl.store(plan_ptr + 4 + tl.arange(0, 4), tl.zeros([4], tl.int32))
-
-
-@triton.jit
-def write_plan(plan_ptr, expert, first, count, first_tile, ROWS: tl.constexpr):
-    """The tiles of one expert."""
-    lane = tl.arange(0, 64)
-    for start in range(0, (count + ROWS - 1) // ROWS, 64):
-        skipped = (start + lane) * ROWS
-        there = skipped < count
-        at = plan_ptr + 4 * (1 + first_tile + start + lane)
-        tl.store(at, expert + lane * 0, mask=there)
-        tl.store(at + 1, first + skipped, mask=there)
-        tl.store(at + 2, tl.minimum(count - skipped, ROWS), mask=there)
 
 
 @triton.jit
 def tile_at(counts_ptr, tile, E: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr):
-    """Expert of the ``tile``-th tile, E or more behind the last; its first sorted pair, and how many it has."""
+    """Expert of the ``tile``-th tile, E or more behind the last; its first sorted pair, and how many there are from it on."""
     lane = tl.arange(0, LANES)
     counts = tl.load(counts_ptr + lane, mask=lane < E, other=0)
     tiles = (counts + ROWS - 1) // ROWS
@@ -153,6 +70,21 @@ def tile_at(counts_ptr, tile, E: tl.constexpr, LANES: tl.constexpr, ROWS: tl.con
     first = tl.sum(tl.where(lane < expert, counts, 0), axis=0) + skipped
     count = tl.sum(tl.where(lane == expert, counts, 0), axis=0) - skipped
     return expert, first, count
+
+
+@triton.jit
+def write_plan(
+    plan_ptr, counts_ptr, tile, expert, first, count, E: tl.constexpr, LANES: tl.constexpr, ROWS: tl.constexpr
+):
+    """What ``tile_at`` has found for the ``tile``-th tile, for ``hopper.triton_many``. Of no pairs there is a tile of none."""
+    at = plan_ptr + 4 * (tile + 1)
+    tl.store(at, tl.minimum(expert, E - 1))
+    tl.store(at + 1, first)
+    tl.store(at + 2, count)
+    if tile == 0:
+        lane = tl.arange(0, LANES)
+        counts = tl.load(counts_ptr + lane, mask=lane < E, other=0)
+        tl.store(plan_ptr, tl.maximum(tl.sum((counts + ROWS - 1) // ROWS, axis=0), 1))
 
 
 @triton.jit
@@ -200,7 +132,7 @@ def product(
     return acc, acc2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["group"])
 def grouped_kernel(
     x_ptr,  # FIRST: tokens [T, K]; else sorted rows [pairs, K]
     order_ptr,
@@ -210,9 +142,11 @@ def grouped_kernel(
     scales_ptr,
     bias_ptr,  # [E, N] or null
     out_ptr,  # FIRST: sorted rows [pairs, OUT]; else rows by pair
+    plan_ptr,  # int32 [1 + rows of tiles, 4] or null: how many rows; of each its expert, first sorted pair, pairs from there on
     x_stride,
     limit,
     alpha,
+    group,  # rows of tiles that go through their weights together
     E: tl.constexpr,
     LANES: tl.constexpr,
     OUT: tl.constexpr,
@@ -231,14 +165,18 @@ def grouped_kernel(
 ):
     start_next(EARLY)
     wait_for_inputs(EARLY)
-    expert, first, count = tile_at(counts_ptr, tl.program_id(1), E, LANES, ROWS)
+    tile, column = tl.swizzle2d(tl.program_id(1), tl.program_id(0), tl.num_programs(1), tl.num_programs(0), group)
+    expert, first, count = tile_at(counts_ptr, tile, E, LANES, ROWS)
+    if plan_ptr is not None:
+        if column == 0:
+            write_plan(plan_ptr, counts_ptr, tile, expert, first, count, E, LANES, ROWS)
     if expert >= E:
         return
     lane = tl.arange(0, ROWS)
     there = lane < count
     pair = tl.load(order_ptr + first + lane, mask=there, other=0)
     source = pair // TOP_K if FIRST else first + lane
-    n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    n = column * BLOCK_N + tl.arange(0, BLOCK_N)
     keep = n < OUT
     PAIRED: tl.constexpr = FIRST and GATED
     N: tl.constexpr = 2 * OUT if PAIRED else OUT
@@ -247,7 +185,7 @@ def grouped_kernel(
     x_at = x_ptr + source.to(tl.int64)[:, None] * x_stride
     if TOGETHER:
         wide = tl.arange(0, 2 * BLOCK_N)
-        unit = tl.program_id(0) * BLOCK_N + wide // 2
+        unit = column * BLOCK_N + wide // 2
         both = (expert.to(tl.int64) * N + unit + wide % 2 * OUT)[:, None]
         y, _ = product(
             x_at, there[:, None], weight_ptr, scales_ptr, both, (unit < OUT)[:, None], factor, WEIGH, K, ROWS, 2 * BLOCK_N,

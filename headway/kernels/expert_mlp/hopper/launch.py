@@ -11,18 +11,18 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.capability import num_sms
 from headway.kernels.expert_mlp.hopper.triton_few import few_in_words_kernel, few_out_words_kernel
-from headway.kernels.expert_mlp.hopper.triton_many import many_in_kernel, many_out_kernel
+from headway.kernels.expert_mlp.hopper.triton_many import many_out_kernel
 from headway.kernels.expert_mlp.hopper.triton_shared import grouped_shared_kernel
 from headway.kernels.expert_mlp.tiles import (
     MANY_CHUNK,
+    MANY_GROUP,
     MANY_ROWS,
-    ManyTile,
+    MANY_STAGES,
+    MANY_WIDE,
     SharedTile,
     few_word_tile,
-    many_tile,
     tile_count,
 )
-from headway.kernels.wide_linear.hopper.launch import weight_descriptor
 
 FLAT = NVMMASharedLayout(128, 16, 2)
 Matrix = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]
@@ -68,28 +68,16 @@ def grouped_words(
     )
 
 
-def grouped_many(
-    source: torch.Tensor, order: torch.Tensor, plan: torch.Tensor, matrix: Matrix, target: torch.Tensor, top_k: int,
-    numbers: tuple[float, float], first: bool, into: dict[str, Any], early: dict[str, Any], tile: ManyTile | None = None,
+def many_out(
+    between: torch.Tensor, order: torch.Tensor, plan: torch.Tensor, matrix: Matrix, found: torch.Tensor, early: dict[str, Any],
 ) -> None:  # fmt: skip
-    """One of the grouped products in persistent programs, see ``triton_many``; ``tile``: not the one it would choose."""
+    """The products out in persistent programs, see ``triton_many``; ``plan``: as the products in have written it."""
     weight, _, bias = matrix
-    outputs, paired = target.shape[1], first and into["GATED"]
-    parts = 2 if paired else 1
-    tile = tile or many_tile(paired=paired)
-    tiles = cdiv(outputs, tile.wide // parts)
-    grid = (min(num_sms(source.device), tiles * (len(plan) - 1)),)
-    weights = weight_descriptor(weight.view(-1, source.shape[1]), parts, tile.wide, copies=len(weight))
-    constants = {
-        "OUT": outputs, "K": source.shape[1], "BIASED": bias is not None, "STAGES": tile.stages, "num_warps": 4,
-        **early,
-    }  # fmt: skip
-    bias = target if bias is None else bias
-    if first:
-        many_in_kernel[grid](
-            source, order, plan, weights, bias, target, source.stride(0), *numbers, tiles, tile.group, TOP_K=top_k,
-            **into, **constants,
-        )  # fmt: skip
-        return
-    rows = TensorDescriptor(source, list(source.shape), [source.stride(0), 1], [MANY_ROWS, MANY_CHUNK], FLAT)
-    many_out_kernel[grid](rows, order, plan, weights, bias, target, tiles, tile.group, **constants)
+    experts, outputs, inputs = weight.shape
+    tiles = cdiv(outputs, MANY_WIDE)
+    rows = TensorDescriptor(between, list(between.shape), [inputs, 1], [MANY_ROWS, MANY_CHUNK], FLAT)
+    weights = TensorDescriptor(weight, [experts * outputs, inputs], [inputs, 1], [MANY_WIDE, MANY_CHUNK], FLAT)
+    many_out_kernel[(min(num_sms(between.device), tiles * (len(plan) - 1)),)](
+        rows, order, plan, weights, found if bias is None else bias, found, tiles, OUT=outputs, K=inputs,
+        BIASED=bias is not None, STAGES=MANY_STAGES, GROUP=MANY_GROUP, num_warps=4, **early,
+    )  # fmt: skip

@@ -187,9 +187,9 @@ def _activations(x: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), [x.stride(0), 1], [BLOCK_M, BLOCK_K], FLAT)
 
 
-def weight_descriptor(weight: torch.Tensor, parts: int, wide: int, copies: int = 1) -> TensorDescriptor:
-    """``weight`` [copies * parts * N, K] as [copies * parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
+def weight_descriptor(weight: torch.Tensor, parts: int, wide: int) -> TensorDescriptor:
+    """``weight`` [parts * N, K] as [parts, N, K]: a tile of ``wide`` rows has equal shares of all parts."""
     assert weight.is_contiguous()
-    outputs, inputs = weight.shape[0] // (copies * parts), weight.shape[1]
+    outputs, inputs = weight.shape[0] // parts, weight.shape[1]
     strides = [outputs * inputs, inputs, 1]
-    return TensorDescriptor(weight, [copies * parts, outputs, inputs], strides, [parts, wide // parts, BLOCK_K], PARTED)
+    return TensorDescriptor(weight, [parts, outputs, inputs], strides, [parts, wide // parts, BLOCK_K], PARTED)

@@ -40,7 +40,7 @@ SHARE = gl.constexpr(8)
 
 
 @gluon.jit
-def tile_place(tile, tiles_m, tiles_n, GROUP):
+def tile_place(tile, tiles_m, tiles_n, GROUP: gl.constexpr):
     """(row of tiles, column of tiles): GROUP rows share their weights in the L2 cache before the next ones begin."""
     group = tile // (GROUP * tiles_n)
     first = group * GROUP
