@@ -113,12 +113,19 @@ def test_tiles_are_for_many_pairs_of_rows_that_copies_can_reach(monkeypatch: pyt
         assert parts == 256 or (4 <= parts <= 128 and parts * 32 >= pairs)
 
 
-def test_high_tiles_share_their_weights() -> None:
-    """The plan of the products out is that of the products in: both have tiles of MANY_ROWS."""
-    for pairs in (44, 192, 10**4):
-        tile = group_tile(pairs, 1, 1408, 2048, item=2, paired=True, fp4=False, room=99 << 10)
-        assert (tile.rows, tile.group) == (MANY_ROWS, MANY_GROUP)
-    assert group_tile(43, 1, 1408, 2048, item=2, paired=True, fp4=False, room=227 << 10).group == 1
+def test_high_tiles_share_large_weights() -> None:
+    """The plan of the products out is that of the products in: both have tiles of MANY_ROWS. 32 MiB are 4,096 gates and as many
+    ups of 2,048 inputs."""
+    for pairs, outputs, group in (
+        (44, 4097, MANY_GROUP),
+        (192, 4097, MANY_GROUP),
+        (10**4, 4097, MANY_GROUP),
+        (10**4, 4096, 1),
+    ):
+        tile = group_tile(pairs, 1, outputs, 2048, item=2, paired=True, fp4=False, room=99 << 10)
+        assert (tile.rows, tile.group) == (MANY_ROWS, group)
+    assert group_tile(10**4, 1, 4097, 2048, item=2, paired=False, fp4=False, room=99 << 10).group == 1
+    assert group_tile(43, 1, 4097, 2048, item=2, paired=True, fp4=False, room=227 << 10).group == 1
 
 
 @pytest.mark.parametrize(
@@ -138,6 +145,7 @@ def test_pairs_are_sorted_and_planned(
     """In their order, by expert; the products in are those of the pairs' experts; every tile of the plan is of one expert, and
     all pairs are in one."""
     monkeypatch.setattr(tiles, "MANY_GROUP", group)
+    monkeypatch.setattr(tiles, "LARGE_WEIGHTS", 0)
     generator = torch.Generator().manual_seed(pairs)
     ids = torch.randint(-2, experts + 2, (pairs,), generator=generator, dtype=torch.int32)
     if kind != "some":
