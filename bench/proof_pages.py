@@ -4,7 +4,7 @@
         [--documented F] [--soak F ...] [--programs FOLDER] [--out docs]
 
 F default to simulation.json, simulation-soak.json, planted-faults.json, h200.json, heldout.json,
-documented-first.json and soak-h200*.json in
+documented-first.json and soak-h?00*.json in
 bench/reports/proof. FOLDER, the same place, has what bench/proof_syncs.py reads.
 """
 
@@ -342,6 +342,7 @@ def soak_section(soaks: list[dict[str, Any]]) -> list[str]:
         wrong = "; ".join(soak["wrong"]) or ("nothing" if soak["over"] else "ended early")
         model = Path(soak["model"]).name
         cached = ", keys and values in 8 bits" if soak.get("kv_cache_dtype", "auto") != "auto" else ""
+        cached += ", drafts" if soak.get("drafted") else ""
         lines.append(
             f"| {soak['device']}, {model}, {soak['dtype']}{cached} | {soak['guard']} "
             f"| {soak['seconds'] / 60:.1f} | {counts} | {alone} "
@@ -401,7 +402,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--programs", type=Path, default=REPORTS, help="folder of the reports on whole programs (syncs-*.json)"
     )
-    parser.add_argument("--soak", type=Path, nargs="*", default=sorted(REPORTS.glob("soak-h200*.json")))
+    parser.add_argument("--soak", type=Path, nargs="*", default=sorted(REPORTS.glob("soak-h?00*.json")))
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
     given = parser.parse_args(arguments)
     simulation, gpu, long = read(given.simulation), read(given.gpu), read(given.simulation_soak)
