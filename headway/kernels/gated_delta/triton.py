@@ -57,7 +57,7 @@ def delta_walk_kernel(
     num_tokens,
     K: tl.constexpr, V: tl.constexpr, BY_CHANNEL: tl.constexpr, SMALL: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, L: tl.constexpr,
-    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: there are longer rows
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: only the row's own tokens are cleared
     EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)

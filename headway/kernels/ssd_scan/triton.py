@@ -22,8 +22,8 @@ from headway.kernels.triton_early import launch_early, start_next, wait_for_inpu
 from headway.kernels.triton_rows import clear_chunk, clear_idle, clear_tokens, opened_outputs, row_of, softplus
 
 TOKENS, REGISTERS = 32, 168
-"""Of ``scan``: tokens of a chunk, and registers a thread, with which three programs fit a processor of Hopper. Chunks of 64
-tokens took all registers and some memory for what had no room: a program a processor."""
+"""Of ``scan``: tokens of a chunk, and registers a thread with which three programs share an SM. Chunks of 64 tokens took all
+registers and spilled: one program an SM. States of more than 128 columns keep them all: with 168 they take twice as long."""
 WALKED, WALKED_CHUNKS = 8192, (16, 32)
 """Of ``walk``: elements of a state that a program holds, and tokens of a chunk. The first, the fewest that a product of
 matrices takes, where the ring has no more places; else the second, of which longer rings take several."""
@@ -69,7 +69,7 @@ def ssd_update_kernel(
     share,  # heads of a group
     num_slots, dt_min, dt_max, num_tokens,
     P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: there are longer rows
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: only the row's own tokens are cleared
     EARLY: tl.constexpr,
 ):  # fmt: skip
     start_next(EARLY)
@@ -139,7 +139,7 @@ def ssd_walk_kernel(
     inputs_ptr,  # [S', places, H P + G N + H]
     stored_at_ptr, store_at_ptr, places, short, num_tokens,
     P: tl.constexpr, N: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
-    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: there are longer rows
+    WIDTH: tl.constexpr,  # see ``clear_idle``; 0: only the row's own tokens are cleared
     L: tl.constexpr,  # tokens of a chunk
     SEVERAL: tl.constexpr,  # a row may have more chunks than one
     EARLY: tl.constexpr,
@@ -332,6 +332,6 @@ def ssd_scan(
         block = chunk_block(rows * heads, width, block_n, x.device)
         ssd_scan_kernel[(rows, heads, cdiv(width, block))](
             *args, short, len(x), P=width, N=size, BLOCK_P=block, BLOCK_N=block_n, TOKENS=TOKENS, num_warps=4, num_stages=2,
-            maxnreg=REGISTERS,
+            maxnreg=REGISTERS if block_n <= 128 and x.element_size() == 2 else None,
         )  # fmt: skip
     return y
