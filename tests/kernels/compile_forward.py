@@ -34,6 +34,8 @@ from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
+from headway.kernels.mla_decode.hopper.launch import REGISTERS as LATENT_REGISTERS
+from headway.kernels.mla_decode.hopper.triton import shared_latents_kernel
 from headway.kernels.paged_attention.hopper.decode_tiles import WARP_KEYS, Heads, early_tile
 from headway.kernels.paged_attention.hopper.early_decode import shares_of
 from headway.kernels.paged_attention.hopper.overlap import (
@@ -315,6 +317,16 @@ def compile_dense() -> None:
     )
 
 
+def compile_latents(heads: int, queries: int, rank: int = 512, block_size: int = 16) -> None:
+    """Decode attention over latents."""
+    block = [queries, min(heads, 64), 64]
+    types = {**TYPES, "latent_desc": described(min(block_size, 64), 64)}
+    types |= {name: described(*block) for name in ("q_desc", "turned_desc")}
+    constants = {"H": heads, "RANK": rank, "BS": block_size, "PARTS": 1, "BLOCK_Q": block[0], "BLOCK_H": block[1]}
+    options = {"num_warps": 8, "maxnreg": LATENT_REGISTERS}
+    compile_typed(f"latents H={heads} Q={queries} L={rank}", shared_latents_kernel, constants, types, options)
+
+
 def compile_wide(wide: int, fp8: bool = False) -> None:
     types = {**TYPES, "x_desc": described(BLOCK_M, BLOCK_K), "weight_desc": described(1, wide, BLOCK_K)}
     types |= FP8 if fp8 else {}
@@ -365,6 +377,8 @@ def main() -> None:
     for gelu, warps, factor in ((0, 2, 1.0), (0, 2, 0.22), (2, 2, 1.0), (3, 4, 1.0), (3, 0, 1.0)):
         compile_wide_sums(gelu, warps, factor)
     compile_dense()
+    compile_latents(16, 1)
+    compile_latents(128, 1)
     compile_wide(WIDE)
     compile_wide(WIDE, fp8=True)
     compile_uneven()

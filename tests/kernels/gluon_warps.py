@@ -313,7 +313,8 @@ class Machine:
             where=lambda keep, a, b: torch.where(torch.as_tensor(keep), torch.as_tensor(a), torch.as_tensor(b)),
             zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
             full=lambda shape, value, dtype, layout: torch.full(shape, torch.as_tensor(value).item(), dtype=dtype),
-            max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis),
+            max=lambda x, axis: x.amax(axis), sum=lambda x, axis: x.sum(axis), log2=torch.log2,
+            associative_scan=lambda x, axis, combine: x.cumsum(axis),  # sums alone are asked for
             convert_layout=lambda value, layout: value, allocate_shared_memory=self.allocate, thread_barrier=lambda: None,
             atomic_add=self.add, int32=torch.int32, SwizzledSharedLayout=lambda *_: None,
             float16=torch.float16, num_warps=lambda: 4,

@@ -60,12 +60,12 @@ class Scene:
 
 def scene(
     sizes: Sizes, device: str, dtype: torch.dtype = torch.float32, rows: Sequence[tuple[int, int]] = ROWS,
-    cached: torch.dtype | None = None, pads: tuple[int, int] = (2, 5),
+    cached: torch.dtype | None = None, pads: tuple[int, int] = (2, 5), bound: int = 70,
 ) -> Scene:  # fmt: skip
-    """``pads``: rows and tokens of padding."""
+    """``pads``: rows and tokens of padding; ``bound``: of the contexts."""
     made = make_paged_inputs(
         rows, num_decode_rows=0, heads=(1, 1), size=sizes.rank + sizes.rotated, block_size=sizes.block, dtype=dtype,
-        device=device, pad_rows=pads[0], pad_tokens=pads[1], bound=70, cached=cached,
+        device=device, pad_rows=pads[0], pad_tokens=pads[1], bound=bound, cached=cached,
     )  # fmt: skip
     tokens = len(made.q)
     return Scene(

@@ -8,6 +8,7 @@ import torch
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.capability import num_sms, shared_limit
+from headway.kernels.hopper import runs_gluon
 from headway.kernels.mla_decode.triton import mla_decode_kernel, mla_merge_kernel
 from headway.kernels.triton_early import launch_early
 
@@ -89,8 +90,24 @@ def mla_decode(
     out = torch.empty((heads, num_tokens, rank), dtype=q.dtype, device=q.device)
     if not num_tokens:
         return out
-    block_rank, block_rotated = max(16, next_power_of_2(rank)), max(16, next_power_of_2(rotated))
     longest = 1 if sparse else min(max_query_len, most_queries)
+    if not sparse and runs_gluon(q.device):
+        from headway.kernels.mla_decode.hopper.launch import attend_shared, serves
+
+        if serves(q_latent, q, latents):
+            attend_shared(
+                q_latent,
+                q,
+                latents,
+                block_tables,
+                (row_slots, query_start, seq_lens),
+                out,
+                scale,
+                most_queries,
+                longest,
+            )
+            return out
+    block_rank, block_rotated = max(16, next_power_of_2(rank)), max(16, next_power_of_2(rotated))
     row_bytes = (block_rank + block_rotated) * q.itemsize
     tile = choose_tile(heads, longest, row_bytes, q.itemsize, shared_limit(q.device), most_members(q.device))
     parts = cdiv(longest, tile.block_q)
