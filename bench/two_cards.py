@@ -38,7 +38,7 @@ LEAST_SECONDS = 25.0
 TP: dict[str, Any] = {"tensor_parallel_size": 2}
 SLOW_SHARE, SLOW_SECONDS, SLOW_CYCLES = 0.25, 1e-3, 1_750_000
 """Steps that a rank is late in, and by how much; the cycles are a millisecond at 1.75 GHz."""
-FLAG, WAITS = "HEADWAY_BENCH_FLAG", "HEADWAY_BENCH_WAITS"
+FLAG, WAITS, DRIVER = "HEADWAY_BENCH_FLAG", "HEADWAY_BENCH_WAITS", "HEADWAY_BENCH_DRIVER"
 QUIET, LATE_DEVICE, LATE_HOST = range(3)
 TINY_MODEL = {
     "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -197,6 +197,47 @@ def waits(lab: Lab) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def heard_by_the_driver() -> Iterator[dict[str, int]]:
+    """Unsanctioned waits of all of this process's threads, by CUPTI; filled when the context ends."""
+    from headway.syncs import Log
+    from headway.syncs.cupti_probe import CuptiProbe
+    from headway.syncs.regions import PROCESS, judge
+
+    log, probe, found = Log(), CuptiProbe(), dict[str, int]()
+    probe.attach(judge)
+    PROCESS.watch(log.add)
+    try:
+        yield found
+    finally:
+        PROCESS.unwatch(log.add)
+        found["calls seen"] = probe.calls_seen
+        probe.detach()
+        for finding in log.unsanctioned:
+            name = f"{finding.kind} {finding.call} {Path(finding.site.file).name}:{finding.site.line}"
+            found[name] = found.get(name, 0) + finding.count
+
+
+def driver_waits(lab: Lab) -> dict[str, Any]:
+    """Unsanctioned waits of both ranks at the driver boundary while requests run."""
+    found: dict[str, Any] = {}
+    if lab.tiny:
+        return {"cupti": "there is no driver on a CPU"}
+    with tempfile.TemporaryDirectory() as folder:
+        flag, counts = Path(folder, "flag"), Path(folder, "waits")
+        flag.write_bytes(bytes(mmap.PAGESIZE))
+        os.environ |= {FLAG: str(flag), WAITS: str(counts), DRIVER: "1"}
+        with own_followers(), lab.open("qwen3_06b", **TP) as llm:
+            lab.step_ms(llm, lab.rows[-2])
+            with heard_by_the_driver() as heard:
+                before = llm.stats().num_steps
+                found["ms"] = lab.step_ms(llm, lab.rows[-2], 1)
+                found["steps"] = llm.stats().num_steps - before
+            found["rank_0"] = heard
+        found["rank_1"] = json.loads(counts.read_text()) if counts.exists() else "not told"
+    return found
+
+
 PARTS: dict[str, tuple[Callable[[Lab], dict[str, Any]], float, dict[str, str]]] = {
     "reduce": (reduce, 90, {}),
     "llama": (llama, 130, {}),
@@ -205,6 +246,7 @@ PARTS: dict[str, tuple[Callable[[Lab], dict[str, Any]], float, dict[str, str]]] 
     "replicas": (replicas, 110, {}),
     "experts": (experts, 120, {}),
     "waits": (waits, 70, {}),
+    "cupti": (driver_waits, 70, {}),
 }
 """Name -> what it does, seconds it may take, what it adds to the environment."""
 
@@ -255,6 +297,11 @@ def follower(arguments: list[str]) -> int:
     def watched(runner: Any, inbox: Any, world: Any) -> None:
         if not runner.device.asynchronous:
             follow(runner, inbox, world)
+            return
+        if DRIVER in os.environ:
+            with heard_by_the_driver() as heard:
+                follow(runner, inbox, world)
+            Path(os.environ[WAITS]).write_text(json.dumps(heard))
             return
         counted = HostWaits(runner.device)
         try:

@@ -34,7 +34,9 @@ from headway.kernels.mid_linear.hopper.triton_thin import thin_add_kernel, thin_
 from headway.kernels.mid_linear.tiles import Kind as MidKind
 from headway.kernels.mid_linear.tiles import MidTile
 from headway.kernels.mid_linear.tiles import tile_for as mid_tile_for
+from headway.kernels.mla_decode.hopper.launch import KEYS as LATENT_KEYS
 from headway.kernels.mla_decode.hopper.launch import REGISTERS as LATENT_REGISTERS
+from headway.kernels.mla_decode.hopper.launch import STAGES as LATENT_STAGES
 from headway.kernels.mla_decode.hopper.triton import shared_latents_kernel
 from headway.kernels.paged_attention.hopper.decode_tiles import WARP_KEYS, Heads, early_tile
 from headway.kernels.paged_attention.hopper.early_decode import shares_of
@@ -320,9 +322,10 @@ def compile_dense() -> None:
 def compile_latents(heads: int, queries: int, rank: int = 512, block_size: int = 16) -> None:
     """Decode attention over latents."""
     block = [queries, min(heads, 64), 64]
-    types = {**TYPES, "latent_desc": described(min(block_size, 64), 64)}
+    types = {**TYPES, "latent_desc": described(min(block_size, LATENT_KEYS), 64)}
     types |= {name: described(*block) for name in ("q_desc", "turned_desc")}
     constants = {"H": heads, "RANK": rank, "BS": block_size, "PARTS": 1, "BLOCK_Q": block[0], "BLOCK_H": block[1]}
+    constants |= {"KEYS": LATENT_KEYS, "STAGES": LATENT_STAGES}
     options = {"num_warps": 8, "maxnreg": LATENT_REGISTERS}
     compile_typed(f"latents H={heads} Q={queries} L={rank}", shared_latents_kernel, constants, types, options)
 

@@ -24,7 +24,7 @@ DRAFTS = [(3, 200), (3, 3), (1, 0), (4, 64), (2, 65), (4, 130)]
 MIXED = [(1, 70), (9, 9), (2, 130), (70, 70), (1, 300)]
 CASES: list[tuple[Sequence[tuple[int, int]], int, int, int]] = [
     (DECODE, 16, 5, ANY), (DECODE, 5, 1, ANY), (DRAFTS, 16, 7, ANY), (MIXED, 4, 40, 2), ([(1, 0)], 16, 3, ANY),
-    (DECODE[:3], 70, 6, ANY),
+    (DECODE[:3], 70, 6, ANY), ([(1, 5000)], 4, 132, ANY),
 ]  # fmt: skip
 """(tokens and context of rows, heads, programs, most queries)."""
 
@@ -49,6 +49,7 @@ def wanted(made: Scene, most: int) -> torch.Tensor:
 def run_on_machine(made: Scene, programs: int, most: int, seed: int = 0) -> torch.Tensor:
     """What the kernels write, one program after the other; rows that are shared are put together in Triton's interpreter."""
     from headway.kernels.mla_decode.hopper import triton
+    from headway.kernels.mla_decode.hopper.launch import KEYS, STAGES
     from headway.kernels.mla_decode.hopper.triton_merge import merge_shares_kernel
     from tests.kernels.gluon_pointer import Pointer
     from tests.kernels.gluon_warps import Descriptor, Machine
@@ -65,21 +66,21 @@ def run_on_machine(made: Scene, programs: int, most: int, seed: int = 0) -> torc
     flat = made.latents.reshape(-1, width)
     descriptors = (
         Descriptor(made.q_latent, queries), Descriptor(made.q[..., -64:], queries),
-        Descriptor(flat, (min(block_size, 64), 64)),
+        Descriptor(flat, (min(block_size, KEYS), 64)),
     )  # fmt: skip
     slots, table_width = made.block_tables.shape
     tables = (made.row_slots, made.query_start, made.seq_lens)
     pointers = [Pointer(each.view(-1)) for each in (out, partial, top, made.block_tables, *tables)]
-    numbers = (num_rows, len(made.q), slots, len(made.latents), table_width, 2, most, SCALE, block_size)
-    kind = (heads, rank, block_size, parts, block_q, block_h, False)
+    numbers = (num_rows, len(made.q), slots, len(made.latents), table_width, most, SCALE, block_size)
+    kind = (heads, rank, block_size, parts, block_q, block_h, KEYS, STAGES, False)
     for head_block in range(blocks):
         for program in range(programs):
             machine = Machine(triton, (head_block, program), programs, seed + program)
             machine.names["shared_latents_kernel"](*descriptors, *pointers, *numbers, *kind)
     with interpreter_loops():
         merge_shares_kernel[(heads, num_rows * parts * block_q)](
-            out, partial, top, *tables, num_rows, len(made.q), slots, table_width, programs, 2, most, RANK=rank,
-            BS=block_size, PARTS=parts, BLOCK_Q=block_q, BLOCK_H=block_h, KEYS=64, EARLY=False,
+            out, partial, top, *tables, num_rows, len(made.q), slots, table_width, programs, most, RANK=rank,
+            BS=block_size, PARTS=parts, BLOCK_Q=block_q, BLOCK_H=block_h, KEYS=KEYS, EARLY=False,
         )  # fmt: skip
     return out
 
@@ -90,6 +91,14 @@ def test_equals_reference_on_the_machine(rows: Sequence[tuple[int, int]], heads:
     found, expected = run_on_machine(made, programs, most), wanted(made, most)
     mine = tokens_of(made, lambda count, length: count <= most)
     assert_close(found[:, mine], expected[:, mine])
+
+
+def test_rows_without_a_slot_give_zeros_on_the_machine() -> None:
+    made = made_of([(1, 100), (1, 70), (1, 30)], 4, "cpu", torch.float16)
+    made.row_slots[1] = 99
+    found = run_on_machine(made, 3, ANY)
+    assert not found[:, 1].any()
+    assert_close(found[:, [0, 2]], wanted(made, ANY)[:, [0, 2]])
 
 
 def test_serves_16_bits_that_copies_can_begin_at() -> None:

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from triton.experimental.gluon.language import NVMMASharedLayout
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from headway.core.ints import cdiv, next_power_of_2
 from headway.kernels.capability import num_sms
-from headway.kernels.mla_decode.hopper.triton import KEYS, MEMBERS, PANEL, shared_latents_kernel
+from headway.kernels.mla_decode.hopper.triton import MEMBERS, shared_latents_kernel
 from headway.kernels.mla_decode.hopper.triton_merge import merge_shares_kernel
 from headway.kernels.triton_early import launch_early
 
+PANEL = 64
+"""Elements of a rotated key: one row of swizzled shared memory."""
 RANKS = (256, 512)
 """Elements of a latent whose sums fill two warpgroups' registers well."""
-LEAST_TILES = 2
-"""Of a program's share: writing and reading a part of a row takes as long as reading a third of a tile."""
+KEYS, STAGES = 64, 2
+"""Latents of a tile, and tiles that there is memory for."""
 REGISTERS = 168
 """A thread of three warpgroups; the kernel shares them out anew."""
 
@@ -27,7 +27,7 @@ def serves(q_latent: torch.Tensor, q: torch.Tensor, latents: torch.Tensor) -> bo
     rank, width, block_size = q_latent.shape[2], latents.shape[2], latents.shape[1]
     if q.dtype not in (torch.bfloat16, torch.float16) or latents.dtype != q.dtype or q_latent.dtype != q.dtype:
         return False
-    if rank not in RANKS or width - rank != PANEL.value or block_size < 8:
+    if rank not in RANKS or width - rank != PANEL or block_size < 8:
         return False
     strides = (*q_latent.stride()[:2], *q.stride()[:2])
     flat = latents.stride(1) == width and latents.stride(0) % width == 0
@@ -57,24 +57,24 @@ def attend_shared(
     block_q = max(1, min(next_power_of_2(longest), MEMBERS.value // block_h))
     parts, blocks, num_rows = cdiv(longest, block_q), cdiv(heads, block_h), tables[0].shape[0]
     programs = max(1, num_sms(q.device) // blocks)
-    made: dict[str, Any] = {"dtype": torch.float32, "device": q.device}
-    partial = torch.empty((blocks * programs, 2, block_q * block_h, rank), **made)
-    top = torch.empty((blocks * programs, 2, block_q * block_h), **made)
-    queries, page = [block_q, block_h, PANEL.value], [min(block_size, KEYS.value), PANEL.value]
+    kept = (blocks * programs, 2, block_q * block_h)
+    partial = torch.empty((*kept, rank), dtype=torch.float32, device=q.device)
+    top = torch.empty(kept, dtype=torch.float32, device=q.device)
+    queries, page = [block_q, block_h, PANEL], [min(block_size, KEYS), PANEL]
     of_queries, of_pages = NVMMASharedLayout(128, 16, 3), NVMMASharedLayout(128, 16, 2)
-    turned, rows = q[..., q.shape[2] - PANEL.value :], latents.stride(0) // width
+    turned, rows = q[..., q.shape[2] - PANEL :], latents.stride(0) // width
     descriptors = (
         TensorDescriptor(q_latent, list(q_latent.shape), list(q_latent.stride()), queries, of_queries),
         TensorDescriptor(turned, list(turned.shape), list(turned.stride()), queries, of_queries),
         TensorDescriptor(latents, [(num_blocks - 1) * rows + block_size, width], [width, 1], page, of_pages),
     )
-    sizes = {"RANK": rank, "BS": block_size, "PARTS": parts, "BLOCK_Q": block_q, "BLOCK_H": block_h}
+    sizes = {"RANK": rank, "BS": block_size, "PARTS": parts, "BLOCK_Q": block_q, "BLOCK_H": block_h, "KEYS": KEYS}
     slots, table_width = block_tables.shape
     shared_latents_kernel[(blocks, programs)](
         *descriptors, out, partial, top, block_tables, *tables, num_rows, num_tokens, slots, num_blocks, table_width,
-        LEAST_TILES, most_queries, scale, rows, H=heads, num_warps=8, maxnreg=REGISTERS, **sizes, **launch_early(q.device),
+        most_queries, scale, rows, H=heads, STAGES=STAGES, num_warps=8, maxnreg=REGISTERS, **sizes, **launch_early(q.device),
     )  # fmt: skip
     merge_shares_kernel[(heads, num_rows * parts * block_q)](
-        out, partial, top, *tables, num_rows, num_tokens, slots, table_width, programs, LEAST_TILES, most_queries,
-        KEYS=KEYS.value, num_warps=4, **sizes, **launch_early(q.device),
+        out, partial, top, *tables, num_rows, num_tokens, slots, table_width, programs, most_queries, num_warps=4,
+        **sizes, **launch_early(q.device),
     )  # fmt: skip

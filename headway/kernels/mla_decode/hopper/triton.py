@@ -1,9 +1,9 @@
 """``mla_decode`` in Gluon for Hopper: latents are copied once into shared memory, where they are factors of both products.
 
-One program an SM takes an equal share of all rows' tiles of 64 latents, one row after the other, so that rows of any lengths
-fill the card. A copying warp is a tile ahead. Two warpgroups multiply: each has half of a tile's keys in the scores, and half
-of the latents' columns in the sums, whose 64 rows of 512 would not fit one warpgroup's registers (as FlashMLA has it). Weights
-go from one to the other through shared memory. Rows that several programs have a part of are put together by another kernel.
+One program an SM takes an equal share of all rows' tiles of latents, one row after the other, so that rows of any lengths fill
+the card. A copying warp is some tiles ahead. Two warpgroups multiply: each has half of a tile's keys in the scores, and half of
+the latents' columns in the sums, whose 64 rows of 512 would not fit one warpgroup's registers (as FlashMLA has it). Weights go
+from one to the other through shared memory. Rows that several programs have a part of are put together by another kernel.
 """
 
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator, assignment"
@@ -25,10 +25,8 @@ from headway.kernels.paged_attention.hopper.triton_prefill import LOG2E, PANEL, 
 
 MEMBERS = gl.constexpr(64)
 """Queries times heads of a program: the rows of a warpgroup's product."""
-KEYS = gl.constexpr(64)
-"""Latents of a tile."""
-STAGES = gl.constexpr(2)
-"""Tiles that there is memory for."""
+WORTH = gl.constexpr(8)
+"""As ``triton_merge`` has it."""
 LANES = gl.constexpr(256)
 """Units that are looked at together."""
 
@@ -53,7 +51,7 @@ def unit_at(unit, plan, PARTS: gl.constexpr, BLOCK_Q: gl.constexpr):
 
 
 @gluon.jit
-def tiles_in(queries, keys):
+def tiles_in(queries, keys, KEYS: gl.constexpr):
     """Tiles of a unit; one for zeros."""
     return gl.where(queries > 0, gl.maximum((keys + KEYS - 1) // KEYS, 1), 0)
 
@@ -64,22 +62,25 @@ def add(a, b):
 
 
 @gluon.jit
-def share_of(program, width, least, plan, num_units, PARTS: gl.constexpr, BLOCK_Q: gl.constexpr):
-    """(first unit, its first tile, tiles) of a program's share of all units' tiles."""
+def share_of(program, width, plan, num_units, PARTS: gl.constexpr, BLOCK_Q: gl.constexpr, KEYS: gl.constexpr):
+    """(first unit, its first tile, tiles) of a program's share of all units' tiles; see ``triton_merge.share_tiles``."""
     LAYOUT: gl.constexpr = gl.BlockedLayout([1], [32], [gl.num_warps()], [0])
     lane = gl.arange(0, LANES, layout=LAYOUT)
     total = 0
     for start in range(0, num_units, LANES):
         _, queries, _, keys, _ = unit_at(start + lane, plan, PARTS, BLOCK_Q)
-        total += gl.sum(tiles_in(queries, keys), axis=0)
-    share = gl.maximum((total + width - 1) // width, least)
+        tiles = tiles_in(queries, keys, KEYS)
+        total += gl.sum(tiles, axis=0)
+    share = gl.maximum((total + width - 1) // width, 1)
+    while share * share < total // (WORTH * num_units):
+        share = share + 1
     begin = program * share
     unit = 0
     before = 0  # tiles of the units before ``unit``
     passed = 0
     for start in range(0, num_units, LANES):
         _, queries, _, keys, _ = unit_at(start + lane, plan, PARTS, BLOCK_Q)
-        tiles = tiles_in(queries, keys)
+        tiles = tiles_in(queries, keys, KEYS)
         ends = passed + gl.associative_scan(tiles, 0, add)
         done = ends <= begin
         unit += gl.sum(done.to(gl.int32), axis=0)
@@ -109,7 +110,7 @@ def copy_tile(desc, kept, turned, rows, full):
     """Start copying a tile of latents and rotated keys: each page a panel at a time."""
     PANELS: gl.constexpr = kept.shape[1] // PANEL
     PAGE: gl.constexpr = desc.block_type.shape[0]
-    PAGES: gl.constexpr = KEYS // PAGE
+    PAGES: gl.constexpr = kept.shape[0] // PAGE
     mbarrier.expect(full, (PANELS + 1) * PAGES * desc.block_type.nbytes)
     places = kept._reinterpret(desc.dtype, [PANELS * PAGES, PAGE, PANEL], desc.layout)  # noqa: SLF001
     rest = turned._reinterpret(desc.dtype, [PAGES, PAGE, PANEL], desc.layout)  # noqa: SLF001
@@ -127,24 +128,29 @@ def copy_share(
     """The copying warp: queries and latents of a share's units."""
     q_full, q_empty, full, empty = bars
     unit, tile, left = work
+    STAGES: gl.constexpr = kept_smem.shape[0]
+    KEYS: gl.constexpr = kept_smem.shape[1]
     BLOCK_Q: gl.constexpr = q_desc.block_type.shape[0]
     first_head = gl.program_id(0) * q_desc.block_type.shape[1]
     if EARLY:
         gdc_wait()
     slot_count = 0
     pieces = 0
+    here = unit_at(unit, plan, PARTS, BLOCK_Q)
     while left > 0:
-        token, queries, _, keys, slot = unit_at(unit, plan, PARTS, BLOCK_Q)
-        stop = gl.minimum(tiles_in(queries, keys), tile + left)
+        token, queries, _, keys, slot = here
+        here = unit_at(unit + 1, plan, PARTS, BLOCK_Q)  # takes its time
+        stop = gl.minimum(tiles_in(queries, keys, KEYS), tile + left)
         if stop > tile:
             table = tables_ptr + slot.to(gl.int64) * cache[1]
             rows = find_pages(table, tile, cache, 0, keys, BS, KEYS)
-            mbarrier.wait(q_empty, (pieces & 1) ^ 1)
-            copy_queries(q_desc, turned_desc, q_smem, turned_smem, q_full, token, first_head)
             for at in range(tile, stop):
                 stage = slot_count % STAGES
                 mbarrier.wait(empty.index(stage), ((slot_count // STAGES) & 1) ^ 1)
                 copy_tile(latent_desc, kept_smem.index(stage), keys_smem.index(stage), rows, full.index(stage))
+                if at == tile:  # behind the tile's copies: queries wait for the unit before to end
+                    mbarrier.wait(q_empty, (pieces & 1) ^ 1)
+                    copy_queries(q_desc, turned_desc, q_smem, turned_smem, q_full, token, first_head)
                 rows = find_pages(table, at + 1, cache, 0, keys, BS, KEYS)
                 slot_count += 1
             pieces += 1
@@ -158,7 +164,7 @@ def clear_rows(kept, places):
     """Zero a tile's latents from row ``places`` on: what lies behind a row's end may be anything, times weight 0."""
     ROWS: gl.constexpr = 16
     PANELS: gl.constexpr = kept.shape[1] // PANEL
-    PARTS: gl.constexpr = KEYS // ROWS
+    PARTS: gl.constexpr = kept.shape[0] // ROWS
     LAYOUT: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [gl.num_warps(), 1], [1, 0])
     parts = kept._reinterpret(kept.dtype, [PANELS * PARTS, ROWS, PANEL], gl.NVMMASharedLayout(128, 16, 2))  # noqa: SLF001
     row = gl.expand_dims(gl.arange(0, ROWS, layout=gl.SliceLayout(1, LAYOUT)), 1)
@@ -170,78 +176,101 @@ def clear_rows(kept, places):
 
 
 @gluon.jit
-def attend_share(
-    out_ptr, partial_ptr, top_ptr, q_smem, turned_smem, kept_smem, keys_smem, p_smem, bars, work, plan, scale, num_tokens,
-    H: gl.constexpr, PARTS: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_H: gl.constexpr,
+def scores(q_smem, turned_smem, kept, turned, S_LAYOUT: gl.constexpr):
+    """Start the products of queries with a tile of latents and rotated keys."""
+    KEYS: gl.constexpr = kept.shape[0]
+    nothing = gl.zeros([MEMBERS, KEYS], gl.float32, layout=S_LAYOUT)
+    s = warpgroup_mma(q_smem, kept.permute((1, 0)), nothing, use_acc=False, is_async=True)
+    return warpgroup_mma(turned_smem, turned.permute((1, 0)), s, is_async=True)
+
+
+@gluon.jit
+def attend_tiles(
+    q_smem, turned_smem, kept_smem, keys_smem, p_smem, bars, tile, stop, slot, keys, newest, factor,
+    S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """Two warpgroups: the scores, weights and sums of a share's units."""
-    q_full, q_empty, full, empty = bars
+    """(sums over the latents [MEMBERS, RANK], sums of weights, greatest scores) of a unit's tiles,
+    which are in the ring's slots from ``slot`` on."""
+    _, _, full, empty = bars
+    STAGES: gl.constexpr = kept_smem.shape[0]
+    KEYS: gl.constexpr = kept_smem.shape[1]
+    RANK: gl.constexpr = q_smem.shape[1]
+    OF_O: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    o = gl.zeros([MEMBERS, RANK], gl.float32, layout=O_LAYOUT)
+    total = gl.zeros([MEMBERS], gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+    top = gl.full([MEMBERS], float("-inf"), gl.float32, layout=gl.SliceLayout(1, S_LAYOUT))
+    for at in range(tile, stop):
+        stage = slot % STAGES
+        kept = kept_smem.index(stage)
+        mbarrier.wait(full.index(stage), (slot // STAGES) & 1)
+        s_later = scores(q_smem, turned_smem, kept, keys_smem.index(stage), S_LAYOUT)
+        s = warpgroup_mma_wait(0, deps=[s_later])
+        weights, total, top, decay = fold(s, top, total, at * KEYS, newest, factor, True, S_LAYOUT)
+        p_smem.store(weights.to(p_smem.dtype))
+        if (at + 1) * KEYS > keys:
+            clear_rows(kept, keys - at * KEYS)
+        o = o * gl.expand_dims(gl.convert_layout(decay, OF_O), 1)
+        fence_async_shared()
+        gl.thread_barrier()
+        o_later = warpgroup_mma(p_smem, kept, o, is_async=True)
+        o = warpgroup_mma_wait(0, deps=[o_later])
+        gl.thread_barrier()  # the other warpgroup has read the tile and the weights, too
+        mbarrier.arrive(empty.index(stage), count=1)
+        slot = slot + 1
+    return o, total, top
+
+
+@gluon.jit
+def attend_share(
+    out_ptr, partial_ptr, top_ptr, q_smem, turned_smem, kept_smem, keys_smem, p_smem, bars, work, plan, scale,
+    num_tokens, H: gl.constexpr, PARTS: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_H: gl.constexpr,
+):  # fmt: skip
+    """Two warpgroups: the outputs of a share's units, or of its parts of them."""
     unit, tile, left = work
     RANK: gl.constexpr = q_smem.shape[1]
-    LIVE: gl.constexpr = BLOCK_Q * BLOCK_H
+    KEYS: gl.constexpr = kept_smem.shape[1]
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, KEYS // 2, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 2], [16, RANK // 2, 16])
-    OF_S: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    OF_O: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
     first_head = gl.program_id(0) * BLOCK_H
-    place = gl.program_id(0) * gl.num_programs(1) + gl.program_id(1)
-    member = gl.arange(0, MEMBERS, layout=OF_S)
-    row = gl.arange(0, MEMBERS, layout=OF_O)
+    program = gl.program_id(0) * gl.num_programs(1) + gl.program_id(1)
+    member = gl.arange(0, MEMBERS, layout=gl.SliceLayout(1, S_LAYOUT))
+    row = gl.arange(0, MEMBERS, layout=gl.SliceLayout(1, O_LAYOUT))
     dim = gl.expand_dims(gl.arange(0, RANK, layout=gl.SliceLayout(0, O_LAYOUT)), 0)
     slot_count = 0
     pieces = 0
+    here = unit_at(unit, plan, PARTS, BLOCK_Q)
     while left > 0:
-        token, queries, position, keys, _ = unit_at(unit, plan, PARTS, BLOCK_Q)
-        tiles = tiles_in(queries, keys)
+        token, queries, position, keys, _ = here
+        here = unit_at(unit + 1, plan, PARTS, BLOCK_Q)  # takes its time
+        tiles = tiles_in(queries, keys, KEYS)
         stop = gl.minimum(tiles, tile + left)
         if stop > tile:
-            newest = gl.where(member // BLOCK_H < queries, position + member // BLOCK_H, -1)
-            newest = gl.where(keys > 0, newest, -1)
-            o = gl.zeros([MEMBERS, RANK], gl.float32, layout=O_LAYOUT)
-            top = gl.full([MEMBERS], float("-inf"), gl.float32, layout=OF_S)
-            total = gl.zeros([MEMBERS], gl.float32, layout=OF_S)
-            nothing = gl.zeros([MEMBERS, KEYS], gl.float32, layout=S_LAYOUT)
-            mbarrier.wait(q_full, pieces & 1)
-            for at in range(tile, stop):
-                stage = slot_count % STAGES
-                kept = kept_smem.index(stage)
-                mbarrier.wait(full.index(stage), (slot_count // STAGES) & 1)
-                s_later = warpgroup_mma(q_smem, kept.permute((1, 0)), nothing, use_acc=False, is_async=True)
-                s_later = warpgroup_mma(turned_smem, keys_smem.index(stage).permute((1, 0)), s_later, is_async=True)
-                s = warpgroup_mma_wait(0, deps=[s_later])
-                weights, total, top, decay = fold(s, top, total, at * KEYS, newest, scale * LOG2E, True, S_LAYOUT)
-                p_smem.store(weights.to(p_smem.dtype))
-                if (at + 1) * KEYS > keys:
-                    clear_rows(kept, keys - at * KEYS)
-                o = o * gl.expand_dims(gl.convert_layout(decay, OF_O), 1)
-                fence_async_shared()
-                gl.thread_barrier()
-                o_later = warpgroup_mma(p_smem, kept, o, is_async=True)
-                o = warpgroup_mma_wait(0, deps=[o_later])
-                gl.thread_barrier()  # the other warpgroup has read the tile, too
-                mbarrier.arrive(empty.index(stage), count=1)
-                slot_count += 1
-            mbarrier.arrive(q_empty, count=1)
+            newest = gl.where((member // BLOCK_H < queries) & (keys > 0), position + member // BLOCK_H, -1)
+            mbarrier.wait(bars[0], pieces & 1)
+            o, total, top = attend_tiles(
+                q_smem, turned_smem, kept_smem, keys_smem, p_smem, bars, tile, stop, slot_count, keys, newest,
+                scale * LOG2E, S_LAYOUT, O_LAYOUT,
+            )  # fmt: skip
+            mbarrier.arrive(bars[1], count=1)
+            slot_count += stop - tile
             pieces += 1
-            safe = gl.where(total > 0.0, total, 1.0)
-            o = o * gl.expand_dims(gl.convert_layout(1.0 / safe, OF_O), 1)
-            query = row // BLOCK_H
-            head = first_head + row % BLOCK_H
-            keep = gl.expand_dims((query < queries) & (head < H), 1)
+            total = gl.where(total > 0.0, total, 1.0)
+            o = o * gl.expand_dims(gl.convert_layout(1.0 / total, gl.SliceLayout(1, O_LAYOUT)), 1)
+            keep = gl.expand_dims((row // BLOCK_H < queries) & (first_head + row % BLOCK_H < H), 1)
             if (tile == 0) & (stop == tiles):
-                whole = gl.expand_dims((head.to(gl.int64) * num_tokens + token + query) * RANK, 1) + dim
-                gl.store(out_ptr + whole, o.to(out_ptr.dtype.element_ty), mask=keep)
+                at = (first_head + row % BLOCK_H).to(gl.int64) * num_tokens + token + row // BLOCK_H
+                gl.store(out_ptr + gl.expand_dims(at * RANK, 1) + dim, o.to(out_ptr.dtype.element_ty), mask=keep)
             else:
-                part = (2 * place + gl.where(tile > 0, 0, 1)) * LIVE
+                part = (2 * program + gl.where(tile > 0, 0, 1)) * (BLOCK_Q * BLOCK_H)
                 gl.store(partial_ptr + gl.expand_dims((part + row).to(gl.int64) * RANK, 1) + dim, o, mask=keep)
-                gl.store(top_ptr + part + member, top + gl.log2(safe), mask=member < LIVE)
+                gl.store(top_ptr + part + member, top + gl.log2(total), mask=member < BLOCK_Q * BLOCK_H)
         left = left - (stop - tile)
         tile = 0
         unit = unit + 1
 
 
 @gluon.jit(
-    do_not_specialize=["num_rows", "num_tokens", "num_slots", "num_blocks", "table_width", "least", "most_queries"],
+    do_not_specialize=["num_rows", "num_tokens", "num_slots", "num_blocks", "table_width", "most_queries"],
     do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "tables_ptr"],
 )
 def shared_latents_kernel(
@@ -260,7 +289,6 @@ def shared_latents_kernel(
     num_slots,
     num_blocks,
     table_width,
-    least,  # tiles of a share
     most_queries,
     scale,
     block_rows,  # rows of latent_desc from block to block
@@ -270,6 +298,8 @@ def shared_latents_kernel(
     PARTS: gl.constexpr,
     BLOCK_Q: gl.constexpr,
     BLOCK_H: gl.constexpr,
+    KEYS: gl.constexpr,  # latents of a tile
+    STAGES: gl.constexpr,  # tiles that there is memory for
     EARLY: gl.constexpr,
 ):
     """Grid: blocks of heads x programs that share all tiles; two warpgroups here and a warp beside them."""
@@ -282,7 +312,7 @@ def shared_latents_kernel(
     turned_smem = gl.allocate_shared_memory(dtype, [MEMBERS, PANEL], SHARED)
     kept_smem = gl.allocate_shared_memory(dtype, [STAGES, KEYS, RANK], SHARED)
     keys_smem = gl.allocate_shared_memory(dtype, [STAGES, KEYS, PANEL], SHARED)
-    p_smem = gl.allocate_shared_memory(dtype, [MEMBERS, KEYS], SHARED)
+    p_smem = gl.allocate_shared_memory(dtype, [MEMBERS, KEYS], gl.NVMMASharedLayout(2 * KEYS, 16, 2))
     q_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     q_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
@@ -297,12 +327,12 @@ def shared_latents_kernel(
     if EARLY:
         gdc_wait()
     plan = (query_start_ptr, row_slots_ptr, seq_lens_ptr, num_rows, num_slots, table_width * BS, most_queries)
-    work = share_of(gl.program_id(1), gl.num_programs(1), least, plan, num_rows * PARTS, PARTS, BLOCK_Q)
+    work = share_of(gl.program_id(1), gl.num_programs(1), plan, num_rows * PARTS, PARTS, BLOCK_Q, KEYS)
     cache = (num_blocks, table_width, block_rows, 0)
     gl.warp_specialize(
         [
-            (attend_share, (out_ptr, partial_ptr, top_ptr, q_smem, turned_smem, kept_smem, keys_smem, p_smem, bars, work,
-                            plan, scale, num_tokens, H, PARTS, BLOCK_Q, BLOCK_H)),
+            (attend_share, (out_ptr, partial_ptr, top_ptr, q_smem, turned_smem, kept_smem, keys_smem, p_smem,
+                            bars, work, plan, scale, num_tokens, H, PARTS, BLOCK_Q, BLOCK_H)),
             (copy_share, (q_desc, turned_desc, latent_desc, q_smem, turned_smem, kept_smem, keys_smem, bars, tables_ptr,
                           work, plan, cache, PARTS, BS, EARLY)),
         ],

@@ -13,6 +13,18 @@ from headway.kernels.triton_early import start_next, wait_for_inputs
 
 LANES = tl.constexpr(256)
 """Units that are looked at together."""
+WORTH = tl.constexpr(8)
+"""Parts of a unit that take as long to write and to put together as a tile of latents takes."""
+
+
+@triton.jit
+def share_tiles(total, width, num_units):
+    """Tiles that each of ``width`` programs has of ``total``. A part of a unit is written and read once more, WORTH parts
+    taking as long as a tile, so that a share is at least the square root of a unit's mean over WORTH."""
+    share = tl.maximum((total + width - 1) // width, 1)
+    while share * share < total // (WORTH * num_units):
+        share += 1
+    return share
 
 
 @triton.jit
@@ -29,15 +41,15 @@ def unit_tiles(
 
 
 @triton.jit(
-    do_not_specialize=["num_rows", "num_tokens", "num_slots", "table_width", "width", "least", "most_queries"],
-    do_not_specialize_on_alignment=["query_start_ptr", "row_slots_ptr", "seq_lens_ptr"],
+    do_not_specialize=["num_rows", "num_tokens", "num_slots", "table_width", "width", "most_queries"],
+    do_not_specialize_on_alignment=["row_slots_ptr", "query_start_ptr", "seq_lens_ptr"],
 )
 def merge_shares_kernel(
     out_ptr,  # [H, T, RANK]
     partial_ptr,  # f32 [programs, 2, BLOCK_Q * BLOCK_H, RANK]
     top_ptr,  # f32 [programs, 2, BLOCK_Q * BLOCK_H]
     row_slots_ptr, query_start_ptr, seq_lens_ptr,
-    num_rows, num_tokens, num_slots, table_width, width, least, most_queries,
+    num_rows, num_tokens, num_slots, table_width, width, most_queries,
     RANK: tl.constexpr,
     BS: tl.constexpr,
     PARTS: tl.constexpr,
@@ -64,7 +76,7 @@ def merge_shares_kernel(
         unit, query_start_ptr, row_slots_ptr, seq_lens_ptr, num_rows, num_slots, table_width * BS, most_queries, PARTS,
         BLOCK_Q, KEYS,
     )  # fmt: skip
-    share = tl.maximum((total + width - 1) // width, least)
+    share = share_tiles(total, width, num_rows * PARTS)
     first, last = begin // share, (begin + tiles - 1) // share
     if (nth >= queries) | (first == last):
         return
