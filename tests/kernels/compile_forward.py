@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,8 @@ INT_POINTERS = (
     "decode_rows_ptr",
 )
 SMS = 132
+OTHER_KIND: dict[str, Any] = {"reach": 1, "capped": True, "sinks": True, "biased": True}
+"""All that plain attention has not."""
 
 
 def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **options: int) -> None:
@@ -172,8 +174,10 @@ def exponentials_beside_products(code: str) -> int | None:
 
 def compile_attention(
     size: int, heads: int, kv_heads: int, *, reach: int = 0, capped: bool = False, fp8: bool = False, sinks: bool = False,
-    biased: bool = False,
+    biased: bool = False, held: Sequence[tuple[bool, bool]] = ((False, False), (False, True), (True, False)),
+    widest: int = 4, prompts: Sequence[int] = (512, 65536),
 ) -> None:  # fmt: skip
+    """Decoding rows that are held or counted or neither, rows of drafts, and prompts of so many tokens."""
     name = f"D={size} H={heads} KH={kv_heads} reach={reach} capped={capped} fp8={fp8} sinks={sinks} biased={biased}"
     types = {**TYPES, **(FP8 if fp8 else {})}
     kind = {"H": heads, "D": size, "BS": 16, "REACH": reach, "CAPPED": capped}
@@ -182,16 +186,16 @@ def compile_attention(
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    for hold, counted in ((False, False), (False, True), (True, False)):
+    for hold, counted in held:
         more = {"GROUP": heads // kv_heads, "HOLD": hold, "COUNTED": counted, "WIDTH": 1}
         names = f"decode {name} hold={hold} counted={counted}"
         compile_typed(names, decode_kernel, {**kind, **blocks, **more}, types, options)
-    wide = decode_tile(size, 4 * heads // kv_heads, torch.bfloat16)
-    more = {"BLOCK_M": wide.block_m, "MEMBERS": next_power_of_2(4 * heads // kv_heads), "WIDTH": 4}
-    if wide.block_m <= MOST_QUERIES:
+    wide = decode_tile(size, widest * heads // kv_heads, torch.bfloat16)
+    more = {"BLOCK_M": wide.block_m, "MEMBERS": next_power_of_2(widest * heads // kv_heads), "WIDTH": widest}
+    if widest > 1 and wide.block_m <= MOST_QUERIES:
         more |= {"GROUP": heads // kv_heads, "HOLD": False, "COUNTED": False}
-        compile_typed(f"decode {name} width=4", decode_kernel, {**kind, **blocks, **more}, types, options)
-    for tokens in (512, 65536):
+        compile_typed(f"decode {name} width={widest}", decode_kernel, {**kind, **blocks, **more}, types, options)
+    for tokens in prompts:
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS, 1 if fp8 else 2)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
         options = {"num_warps": big.num_warps, "num_stages": big.num_stages}
@@ -371,8 +375,8 @@ def main() -> None:
     compile_thin(128, 4, silu=True)
     compile_thin(32, 16, cluster=1, factor=0.22)
     compile_attention(128, 16, 8)
-    compile_attention(128, 16, 8, fp8=True)
-    compile_attention(64, 64, 8, reach=1, capped=True, sinks=True, biased=True)
+    compile_attention(128, 16, 8, fp8=True, held=[(False, True)], widest=1, prompts=[65536])
+    compile_attention(64, 64, 8, **OTHER_KIND, held=[(True, False)], prompts=[512])
     for rows in (1, 256):
         compile_early_decode(128, 16, 8, rows)
     compile_early_decode(128, 16, 8, 16, fp8=True)
@@ -380,7 +384,7 @@ def main() -> None:
     compile_early_decode(128, 40, 8, 8, reach=2)
     compile_early_decode(256, 4, 1, 8, reach=1)
     compile_early_decode(128, 16, 8, 256, fp8=True, turned=True)
-    for rows in (1, 8, 64, 256):
+    for rows in (1, 256):
         compile_early_decode(128, 16, 8, rows, width=4)
     compile_early_decode(256, 8, 4, 8, width=4)
     compile_early_decode(128, 32, 8, 8, width=4, fp8=True)
@@ -426,7 +430,11 @@ def others() -> None:
     compile_overlapped(128, 16, 8, 16, 0)
     compile_overlapped(64, 32, 4, 256, 0, fp8=True)
     compile_overlapped(64, 32, 4, 256, 0)
+    compile_attention(128, 16, 8, fp8=True)
+    compile_attention(64, 64, 8, **OTHER_KIND)
     compile_early_decode(64, 32, 4, 8, fp8=True)
+    for rows in (8, 64):
+        compile_early_decode(128, 16, 8, rows, width=4)
     for rows in (8, 16, 64):
         compile_early_decode(128, 16, 8, rows)
     for rows in (1, 8, 64, 256):
