@@ -76,19 +76,11 @@ TYPES = {
 }
 FP8 = {"k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv"}
 INT_POINTERS = (
-    "tables_ptr",
-    "row_slots_ptr",
-    "query_start_ptr",
-    "seq_lens_ptr",
-    "positions_ptr",
-    "kv_slots_ptr",
-    "arrivals_ptr",
-    "counter_ptr",
-    "decode_rows_ptr",
-)
+    "tables_ptr", "row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "positions_ptr", "kv_slots_ptr", "arrivals_ptr",
+    "counter_ptr", "decode_rows_ptr",
+)  # fmt: skip
 SMS = 132
-OTHER_KIND: dict[str, Any] = {"reach": 1, "capped": True, "sinks": True, "biased": True}
-"""All that plain attention has not."""
+ALL: dict[str, Any] = {"reach": 1, "capped": True, "sinks": True, "biased": True}
 
 
 def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **options: int) -> None:
@@ -376,7 +368,7 @@ def main() -> None:
     compile_thin(32, 16, cluster=1, factor=0.22)
     compile_attention(128, 16, 8)
     compile_attention(128, 16, 8, fp8=True, held=[(False, True)], widest=1, prompts=[65536])
-    compile_attention(64, 64, 8, **OTHER_KIND, held=[(True, False)], prompts=[512])
+    compile_attention(64, 64, 8, **ALL, held=[(True, False)], prompts=[512])
     for rows in (1, 256):
         compile_early_decode(128, 16, 8, rows)
     compile_early_decode(128, 16, 8, 16, fp8=True)
@@ -431,7 +423,7 @@ def others() -> None:
     compile_overlapped(64, 32, 4, 256, 0, fp8=True)
     compile_overlapped(64, 32, 4, 256, 0)
     compile_attention(128, 16, 8, fp8=True)
-    compile_attention(64, 64, 8, **OTHER_KIND)
+    compile_attention(64, 64, 8, **ALL)
     compile_early_decode(64, 32, 4, 8, fp8=True)
     for rows in (8, 64):
         compile_early_decode(128, 16, 8, rows, width=4)
