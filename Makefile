@@ -22,7 +22,7 @@ TORCH_INDEX_URL ?=
 # SYSTEM_SITE=1 lets .venv see the packages of PYTHON, for images that ship torch.
 SYSTEM_SITE ?=
 TORCH_RANGE := torch>=2.11,<3
-# Processes that the tests are shared out to.
+# Processes that the types' check and the tests are shared out to.
 TEST_PROCESSES ?= 2
 EXAMPLES ?= 20
 HAS_GPU := $(firstword $(wildcard /dev/nvidia0 /proc/driver/nvidia/version) $(shell command -v nvidia-smi))
@@ -90,7 +90,7 @@ format: $(VENV)/.dev  ## mend what ruff can mend
 	$(BIN)/ruff format
 
 types: $(VENV)/.dev  ## mypy --strict
-	$(BIN)/mypy
+	MYPY_NUM_WORKERS=$(TEST_PROCESSES) $(BIN)/mypy
 
 floors: $(VENV)/.dev  ## which part may import which
 	$(BIN)/lint-imports

@@ -16,7 +16,7 @@ from headway.core.messages import AddRequest
 from headway.engine.boot import build_engine
 from headway.engine.hearing import alignment_heads
 from tests.engine.harness import run
-from tests.engine.test_encoder_decoders import PROMPTS, heard
+from tests.engine.test_encoder_decoders import PROMPTS, heard, rooms_and_depths
 from tests.engine.tiny_encoder_decoders import (
     EOS,
     OUTPUTS,
@@ -80,8 +80,7 @@ def check(model: Any, batch: list[AddRequest], numbers: dict[str, int], answers:
         assert answer.aligned == expected(model, each, i % 3), each.request_id
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
-@pytest.mark.parametrize("blocks", [400, 13], ids=["roomy", "preempting"])
+@pytest.mark.parametrize(("depth", "blocks"), rooms_and_depths())
 def test_frames_are_those_of_transformers(hearing: tuple[Any, str], depth: int, blocks: int) -> None:
     """Steps have room for one text and a little more; other requests decode beside it, and have cached what it begins with."""
     model, folder = hearing

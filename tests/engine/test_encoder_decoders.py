@@ -58,8 +58,21 @@ def test_every_logit_is_that_of_transformers(hearing: tuple[Any, str]) -> None:
     core.shutdown()
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
-@pytest.mark.parametrize("blocks", [400, 13], ids=["roomy", "preempting"])
+ROOM = {"roomy": 400, "preempting": 13}
+"""Blocks."""
+
+
+def rooms_and_depths() -> list[Any]:
+    """Each depth with one pool, two with both; the others with the long sweeps."""
+    often = {("roomy", 1), ("roomy", 2), ("preempting", 0), ("preempting", 2), ("preempting", 4)}
+    return [
+        pytest.param(depth, blocks, id=f"{room}-{depth}", marks=() if (room, depth) in often else pytest.mark.soak)
+        for room, blocks in ROOM.items()
+        for depth in (0, 1, 2, 4)
+    ]
+
+
+@pytest.mark.parametrize(("depth", "blocks"), rooms_and_depths())
 def test_tokens_are_those_of_transformers(hearing: tuple[Any, str], depth: int, blocks: int) -> None:
     """More requests than slots, some on the same recording, chunks of three tokens; with few blocks they preempt each other."""
     model, folder = hearing

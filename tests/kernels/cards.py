@@ -12,9 +12,9 @@ EIGHT_BITS = 89
 
 
 def cards_in_turn(number: int) -> tuple[int, ...]:
-    """Three of the six: of those that share their instructions (8.0, 8.6 and 8.9) one, of the others two.
+    """Two of the six: of those that share their instructions (8.0, 8.6 and 8.9) one, of the others one.
 
-    Kernels that take turns reach every generation and every size of shared memory at half the price of all cards.
+    Nine kernels that take turns reach every pair of the two, at a third of the price of all cards.
     """
     alike, others = (80, 86, 89), (90, 100, 120)
-    return alike[number % 3], *(card for i, card in enumerate(others) if i != number % 3)
+    return alike[number % 3], others[number // 3 % 3]

@@ -4,7 +4,7 @@
 
 An engine is booted without a GPU, as ``dry_boot`` does it but without Hopper's own kernels, and of each kernel the
 specialisation with the largest tiles is kept. Attention is launched for other sizes of heads, too. Each is then compiled for
-three cards in turns, with "all" for every one. Prints a line of JSON each: kernel, capability, shared memory, what went wrong.
+two cards in turns, with "all" for every one. Prints a line of JSON each: kernel, capability, shared memory, what went wrong.
 
 A process of its own: the tests' has Triton's interpreter switched on.
 """

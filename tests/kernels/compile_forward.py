@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -80,17 +80,11 @@ TYPES = {
 }
 FP8 = {"k_ptr": "*fp8e4nv", "v_ptr": "*fp8e4nv"}
 INT_POINTERS = (
-    "tables_ptr",
-    "row_slots_ptr",
-    "query_start_ptr",
-    "seq_lens_ptr",
-    "positions_ptr",
-    "kv_slots_ptr",
-    "arrivals_ptr",
-    "counter_ptr",
-    "decode_rows_ptr",
-)
+    "tables_ptr", "row_slots_ptr", "query_start_ptr", "seq_lens_ptr", "positions_ptr", "kv_slots_ptr", "arrivals_ptr",
+    "counter_ptr", "decode_rows_ptr",
+)  # fmt: skip
 SMS = 132
+ALL: dict[str, Any] = {"reach": 1, "capped": True, "sinks": True, "biased": True}
 
 
 def compile_kernel(name: str, kernel: Any, constants: Mapping[str, object], **options: int) -> None:
@@ -176,8 +170,10 @@ def exponentials_beside_products(code: str) -> int | None:
 
 def compile_attention(
     size: int, heads: int, kv_heads: int, *, reach: int = 0, capped: bool = False, fp8: bool = False, sinks: bool = False,
-    biased: bool = False,
+    biased: bool = False, held: Sequence[tuple[bool, bool]] = ((False, False), (False, True), (True, False)),
+    widest: int = 4, prompts: Sequence[int] = (512, 65536),
 ) -> None:  # fmt: skip
+    """Decoding rows that are held or counted or neither, rows of drafts, and prompts of so many tokens."""
     name = f"D={size} H={heads} KH={kv_heads} reach={reach} capped={capped} fp8={fp8} sinks={sinks} biased={biased}"
     types = {**TYPES, **(FP8 if fp8 else {})}
     kind = {"H": heads, "D": size, "BS": 16, "REACH": reach, "CAPPED": capped}
@@ -186,16 +182,16 @@ def compile_attention(
     blocks = {"BLOCK_M": tile.block_m, "BLOCK_N": tile.block_n, "BLOCK_D": tile.block_d, "PRECISION": tile.precision}
     blocks["MEMBERS"] = next_power_of_2(heads // kv_heads)
     options = {"num_warps": tile.num_warps, "num_stages": tile.num_stages}
-    for hold, counted in ((False, False), (False, True), (True, False)):
+    for hold, counted in held:
         more = {"GROUP": heads // kv_heads, "HOLD": hold, "COUNTED": counted, "WIDTH": 1}
         names = f"decode {name} hold={hold} counted={counted}"
         compile_typed(names, decode_kernel, {**kind, **blocks, **more}, types, options)
-    wide = decode_tile(size, 4 * heads // kv_heads, torch.bfloat16)
-    more = {"BLOCK_M": wide.block_m, "MEMBERS": next_power_of_2(4 * heads // kv_heads), "WIDTH": 4}
-    if wide.block_m <= MOST_QUERIES:
+    wide = decode_tile(size, widest * heads // kv_heads, torch.bfloat16)
+    more = {"BLOCK_M": wide.block_m, "MEMBERS": next_power_of_2(widest * heads // kv_heads), "WIDTH": widest}
+    if widest > 1 and wide.block_m <= MOST_QUERIES:
         more |= {"GROUP": heads // kv_heads, "HOLD": False, "COUNTED": False}
-        compile_typed(f"decode {name} width=4", decode_kernel, {**kind, **blocks, **more}, types, options)
-    for tokens in (512, 65536):
+        compile_typed(f"decode {name} width={widest}", decode_kernel, {**kind, **blocks, **more}, types, options)
+    for tokens in prompts:
         big = prefill_tile(size, heads, kv_heads, torch.bfloat16, tokens, SMS, 1 if fp8 else 2)
         blocks = {"BLOCK_M": big.block_m, "BLOCK_N": big.block_n, "BLOCK_D": big.block_d, "PRECISION": big.precision}
         options = {"num_warps": big.num_warps, "num_stages": big.num_stages}
@@ -242,12 +238,8 @@ def compile_early_decode(
         "BS": 16,
         "OFFSET_STRIDE": size,
         "STAGES": tile.stages,
-        "KEYS": WARP_KEYS,
-        "CLUSTER": tile.cluster,
-        "WIDTH": width,
-        "TURNED": turned,
-        "STORED": stored,
     }
+    constants |= {"KEYS": WARP_KEYS, "CLUSTER": tile.cluster, "WIDTH": width, "TURNED": turned, "STORED": stored}
     constants |= {"REACH": reach, "CAPPED": capped, "SINKS": sinks, "Q_NORM": not capped}
     constants |= {"K_NORM": not (capped or stored)}
     copies = (
@@ -261,15 +253,10 @@ def compile_early_decode(
 def compile_linear(kind: Kind, rows: int, outputs: int, inputs: int, factor: float = 1.0) -> None:
     tile = tile_for(kind, rows, outputs, inputs)
     mode = {"linear_add": ADD, "norm_gate_up": SILU}.get(kind, STORE)
-    constants: dict[str, Any] = {
-        "N": outputs // 2 if mode == SILU else outputs,
-        "K": inputs,
-        "ROWS": row_bucket(rows),
-        "SPLITS": tile.splits,
-    }
+    constants: dict[str, Any] = {"N": outputs // 2 if mode == SILU else outputs, "K": inputs, "ROWS": row_bucket(rows)}
+    constants |= {"SPLITS": tile.splits, "FACTOR": factor}
     constants |= {"BLOCK_N": tile.block_n, "BLOCK_K": tile.block_k, "STAGES": tile.num_stages, "MODE": mode}
     constants |= {"NORM": kind.startswith("norm"), "BIAS": False, "HELD": min(tile.held, -(-inputs // tile.step))}
-    constants |= {"FACTOR": factor}
     way = "add" if tile.splits == 0 else "dot"
     compile_kernel(f"linear {way} {kind} {rows}", skinny_linear_kernel, constants, num_warps=tile.num_warps)
 
@@ -282,12 +269,7 @@ def compile_mid_linear(
     constants: dict[str, Any] = {"N": outputs // 2 if silu else outputs, "K": inputs, "ROWS": tile.rows}
     constants |= {"WIDE": tile.widths()[0]}
     constants |= {"BLOCK_K": tile.block_k, "CHUNKS": tile.chunks(inputs), "W_AHEAD": tile.w_ahead}
-    constants |= {
-        "X_AHEAD": tile.x_ahead,
-        "TRAILING": tile.trailing,
-        "RING": tile.ring(inputs),
-        "BIAS": False,
-    }
+    constants |= {"X_AHEAD": tile.x_ahead, "TRAILING": tile.trailing, "RING": tile.ring(inputs), "BIAS": False}
     ours = {"PARTS": 32 if kind == "mid_gate_up" else 0, "GATE": int(silu), "MORE": tile.widths()[1]}
     constants |= {"CLUSTER": tile.cluster, "FACTOR": factor} if kind == "mid_add" else ours
     types = {"squares_ptr": "*fp32", "eps": "fp32"} | ({"out_ptr": "*fp32"} if kind == "linear_parts" else {})
@@ -308,8 +290,8 @@ def compile_wide_sums(gelu: int, warps: int, factor: float = 1.0) -> None:
     constants: dict[str, Any] = {"K": 1024, "N": 1024, "GROUP": GROUP, "GELU": gelu}
     constants |= {"STAGES": STAGES[WIDE] if warps else TURN_STAGES}
     constants |= {"FACTOR": factor, "WARPS": warps} if warps else {}
-    name, kernel = f"wide sums gelu={gelu} factor={factor} warps={warps}", sums_kernel if warps else turns_kernel
-    compile_typed(name, kernel, constants, types, {"num_warps": 4})
+    kernel = sums_kernel if warps else turns_kernel
+    compile_typed(f"wide sums gelu={gelu} factor={factor} warps={warps}", kernel, constants, types, {"num_warps": 4})
 
 
 def compile_dense() -> None:
@@ -388,8 +370,8 @@ def main() -> None:
     compile_thin(128, 4, silu=True)
     compile_thin(32, 16, cluster=1, factor=0.22)
     compile_attention(128, 16, 8)
-    compile_attention(128, 16, 8, fp8=True)
-    compile_attention(64, 64, 8, reach=1, capped=True, sinks=True, biased=True)
+    compile_attention(128, 16, 8, fp8=True, held=[(False, True)], widest=1, prompts=[65536])
+    compile_attention(64, 64, 8, **ALL, held=[(True, False)], prompts=[512])
     for rows in (1, 256):
         compile_early_decode(128, 16, 8, rows)
     compile_early_decode(128, 16, 8, 16, fp8=True)
@@ -397,7 +379,7 @@ def main() -> None:
     compile_early_decode(128, 40, 8, 8, reach=2)
     compile_early_decode(256, 4, 1, 8, reach=1)
     compile_early_decode(128, 16, 8, 256, fp8=True, turned=True)
-    for rows in (1, 8, 64, 256):
+    for rows in (1, 256):
         compile_early_decode(128, 16, 8, rows, width=4)
     compile_early_decode(256, 8, 4, 8, width=4)
     compile_early_decode(128, 32, 8, 8, width=4, fp8=True)
@@ -443,7 +425,11 @@ def others() -> None:
     compile_overlapped(128, 16, 8, 16, 0)
     compile_overlapped(64, 32, 4, 256, 0, fp8=True)
     compile_overlapped(64, 32, 4, 256, 0)
+    compile_attention(128, 16, 8, fp8=True)
+    compile_attention(64, 64, 8, **ALL)
     compile_early_decode(64, 32, 4, 8, fp8=True)
+    for rows in (8, 64):
+        compile_early_decode(128, 16, 8, rows, width=4)
     for rows in (8, 16, 64):
         compile_early_decode(128, 16, 8, rows)
     for rows in (1, 8, 64, 256):

@@ -2,6 +2,7 @@
 
     python -m tests.kernels.compile_latents 80 90 120
 
+With "sparing", caches of 16 bits only where there are none of 8 bits, but for rows of drafts, whose tiles are the largest.
 Operations are launched as on the card, with its shared memory, for the shapes of models; what they launch is compiled. Prints a
 line of JSON each: kernel, shape, capability, shared memory, what went wrong. A process of its own: the tests' has Triton's
 interpreter switched on.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
@@ -68,12 +70,19 @@ def empty(*sizes: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
     return torch.empty(sizes, dtype=kind, device="meta")
 
 
-def launch(shape: tuple[int, ...], cached: torch.dtype) -> None:
-    """A decode step, a step of drafts, selected positions, and a long prompt with a context."""
+Step = tuple[int, int, bool]
+DRAFTS: Step = (16, 4, False)
+STEPS: tuple[Step, ...] = ((4, 1, False), DRAFTS, (4, 1, True), (8192, 8192, False))
+"""Tokens, of the longest row, and whether positions are selected: a decode step, drafts, selected positions, a long prompt."""
+
+
+def launch(shape: tuple[int, ...], cached: torch.dtype, steps: Sequence[Step]) -> None:
+    """Steps over caches of a dtype; a long prompt has a context."""
     heads, nope, rotated, value, rank = shape
     cache = empty(64, 16, rank + rotated, kind=cached)
     kv_b = empty(heads, nope + value, rank, kind=BF16)
-    for tokens, longest, selected in ((4, 1, None), (16, 4, None), (4, 1, empty(4, 2048)), (8192, 8192, None)):
+    for tokens, longest, sparse in steps:
+        selected = empty(4, 2048) if sparse else None
         q = empty(tokens, heads, nope + rotated, kind=BF16)
         table, norm = empty(4096, rotated, kind=torch.float32), empty(rank, kind=BF16)
         latent = mla_write(
@@ -104,7 +113,7 @@ def launch(shape: tuple[int, ...], cached: torch.dtype) -> None:
             mla_prefill(q, kv, piece[:, rank:], work, sums, *tables[2:], 0.1, 0, most, 500)
 
 
-def sources(shape: tuple[int, ...], card: int) -> Sources:
+def sources(shape: tuple[int, ...], card: int, sparing: bool) -> Sources:
     """What a card with so much shared memory compiles."""
     keeper, room = Keeper(), SHARED[card] << 10
     driver.set_active(NoDriver())
@@ -119,22 +128,27 @@ def sources(shape: tuple[int, ...], card: int) -> Sources:
         stack.enter_context(patch("headway.kernels.mla_decode.launch.most_members", lambda device: members))
         for module in ("mla_decode.launch", "head_linear.triton", "mla_index.triton"):
             stack.enter_context(patch(f"headway.kernels.{module}.num_sms", lambda device: 132))
-        for cached in (BF16, FP8) if card >= EIGHT_BITS else (BF16,):
-            with torch.inference_mode():
-                launch(shape, cached)
+        eight_bits = card >= EIGHT_BITS
+        with torch.inference_mode():
+            launch(shape, BF16, [DRAFTS] if sparing and eight_bits else STEPS)
+            if eight_bits:
+                launch(shape, FP8, STEPS)
     return keeper.sources
 
 
-def main(names: list[str], cards: list[int]) -> None:
+def main(names: list[str], cards: list[int], sparing: bool) -> None:
     for card in cards:
         for name in names:
-            for (kernel, *_), (source, options) in sources(SHAPES[name], card).items():
+            for (kernel, *_), (source, options) in sources(SHAPES[name], card, sparing).items():
                 shared, complaint = compile_one(source, options, card)
                 told = {"name": kernel, "shape": name, "capability": card, "shared": shared, "complaint": complaint}
                 print(json.dumps(told), flush=True)
 
 
 if __name__ == "__main__":
+    words = sys.argv[1:]
     main(
-        [each for each in sys.argv[1:] if each in SHAPES] or list(SHAPES), [int(x) for x in sys.argv[1:] if x.isdigit()]
+        [each for each in words if each in SHAPES] or list(SHAPES),
+        [*map(int, filter(str.isdigit, words))],
+        "sparing" in words,
     )

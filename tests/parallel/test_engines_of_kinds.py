@@ -22,10 +22,14 @@ from tests.engine.tiny_grammars import PATTERN, VOCABULARY, automaton
 from tests.parallel.families import configuration, write
 from tests.parallel.test_engine import THREADS, compare
 from tests.parallel.waits import watched
+from tests.runner.small_shapes import use_few_tails
 
 KINDS = ("v2-lite", "v3.2-yarn-biases", "falcon-h1", "qwen3-next-moe", "gpt-oss", "gemma3n-shared", "gemma4-shared")
 """Latents, an indexer, states beside attention, states cut by heads and experts, sinks and windows, keys of other layers."""
 STATES = ("falcon-h1", "qwen3-next-moe")
+AHEAD = ("v2-lite", "falcon-h1", "gemma4-shared")
+"""Kinds that draft ahead on two simulated devices every time: latents, rings of states, and keys of other layers with windows.
+The others do so in the soak; every time they run here in parts without drafts, and ahead on one device in ``tests/sim``."""
 LENGTH, BLOCK, ROWS = 64, 8, 4
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False}
 TOLERANCE = 1e-3
@@ -118,8 +122,15 @@ def test_without_run_ahead(kind: tuple[str, Path], wanted: dict[str, Answer]) ->
 
 
 @pytest.mark.usefixtures("small_pool")
-def test_ahead_with_drafts_on_the_simulated_device(kind: tuple[str, Path], wanted: dict[str, Answer]) -> None:
-    """All ranks guess by themselves, keep rings of inputs for what is rejected, and replay graphs."""
+@pytest.mark.parametrize(
+    "kind", [name if name in AHEAD else pytest.param(name, marks=pytest.mark.soak) for name in KINDS], indirect=True
+)
+def test_ahead_with_drafts_on_the_simulated_device(
+    kind: tuple[str, Path], wanted: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All ranks guess by themselves, keep rings of inputs for what is rejected, and replay graphs: the first kind all."""
+    if kind[0] != KINDS[0]:
+        use_few_tails(monkeypatch)
     stats = check(kind, wanted, device="sim:31", run_ahead=2, speculative_config=DRAFTS)
     assert stats.num_accepted_tokens and stats.num_graph_steps
     assert stats.num_preemptions or kind[0] == "gpt-oss", "its windows leave room for all"

@@ -108,7 +108,7 @@ def replicas(folder: Path, make: Callable[[EngineArgs, Seat | None], Any] = in_t
     return client
 
 
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize("depth", [0, pytest.param(1, marks=pytest.mark.soak), 2, 4])
 def test_replicas_share_experts(folder: Path, oracle: dict[str, Answer], depth: int) -> None:
     """Prompts come in chunks; and a second epoch: all rest in between."""
     client = replicas(folder, run_ahead=depth, max_num_batched_tokens=24)

@@ -22,7 +22,7 @@ LAYERS = {"beside-full": [SLIDING, FULL], "all": [SLIDING, SLIDING]}
 WINDOW = 12
 
 
-@pytest.fixture(scope="module", params=LAYERS)
+@pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     found: Path = tmp_path_factory.mktemp(request.param)
     save_tiny_llama(found, layer_types=LAYERS[request.param], sliding_window=WINDOW)
@@ -41,7 +41,8 @@ def requests() -> list[AddRequest]:
     return found
 
 
-def plain_answers(folder: Path) -> dict[str, Answer]:
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> dict[str, Answer]:
     """Of an engine on the CPU, without run-ahead and prefix cache, all of whose layers keep every token."""
     of = CacheLayout.of
 
@@ -62,10 +63,21 @@ def vars_of(args: EngineArgs) -> dict[str, Any]:
     return {name: getattr(args, name) for name in args.__dataclass_fields__}
 
 
-@pytest.mark.parametrize(("depth", "blocks"), [(0, 200), (1, 16), (2, 200), (4, 16)])
-def test_answers_are_those_of_an_engine_that_keeps_every_token(folder: Path, depth: int, blocks: int) -> None:
+def cases() -> list[Any]:
+    """Each depth with one of the two models, the others with the long sweeps."""
+    sizes = [(0, 200), (1, 16), (2, 200), (4, 16)]
+    return [
+        pytest.param(name, *size, marks=() if (name == "all") == (size[0] in (1, 2)) else pytest.mark.soak)
+        for name in LAYERS
+        for size in sizes
+    ]
+
+
+@pytest.mark.parametrize(("folder", "depth", "blocks"), cases(), indirect=["folder"])
+def test_answers_are_those_of_an_engine_that_keeps_every_token(
+    folder: Path, expected: dict[str, Answer], depth: int, blocks: int
+) -> None:
     """Prefixes are hit, and with 16 blocks each is used again as soon as it is free."""
-    expected = plain_answers(folder)
     changes = {"model": str(folder), "run_ahead": depth, "kv_cache_memory_bytes": blocks * KV_BLOCK_BYTES}
     with simulated(11 + depth, **changes) as (core, _, _):
         for _ in range(2):  # the second time prompts are cached

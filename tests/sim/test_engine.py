@@ -48,7 +48,7 @@ def compare(answers: dict[str, Answer], oracle: dict[str, Answer]) -> None:
         close(answer, oracle[request_id], TOLERANCE)
 
 
-@pytest.mark.parametrize(("depth", "seed"), [(0, 1), (2, 2), (4, 3)])
+@pytest.mark.parametrize(("depth", "seed"), [(0, 1), pytest.param(2, 2, marks=pytest.mark.soak), (4, 3)])
 def test_keys_and_values_in_8_bits(depth: int, seed: int) -> None:
     """A rounding of sums in another order may become a step of 8 bits, so the oracle is the simulated device's own depth 0."""
     batch = requests_for([{"temperature": 0.0}, {"temperature": 1.3}, {"logprobs": 5}, {"top_k": 5}] * 3, seed=1)
@@ -60,7 +60,7 @@ def test_keys_and_values_in_8_bits(depth: int, seed: int) -> None:
 
 
 def case(often: bool, *values: Any) -> Any:
-    """Run every time, or with the long sweeps: each depth has graphs and none, and either pool, but not every mixture."""
+    """Run every time, or with the long sweeps: graphs and none, either pool and each depth, but not every mixture."""
     words = ("graphs" if each is True else "eager" if each is False else str(each) for each in values)
     return pytest.param(*values, id="-".join(words), marks=() if often else pytest.mark.soak)
 
@@ -68,7 +68,7 @@ def case(often: bool, *values: Any) -> Any:
 @pytest.mark.parametrize(
     ("depth", "seed", "graphs"),
     [
-        case(graphs == (seed % 2 == 0), depth, seed, graphs)
+        case((depth, graphs) in [(1, False), (2, True), (4, False)] and graphs == (seed % 2 == 0), depth, seed, graphs)
         for depth, seed in [(1, 0), (1, 1), (2, 2), (2, 3), (4, 4), (4, 5)]
         for graphs in (True, False)
     ],
@@ -88,7 +88,13 @@ def test_every_feature(depth: int, seed: int, graphs: bool) -> None:
 @pytest.mark.parametrize(
     ("depth", "seed", "graphs", "pool"),
     [
-        case(graphs == ((pool == "roomy") == (seed % 2 == 0)), depth, seed, graphs, pool)
+        case(
+            (graphs, pool) == (seed not in (7, 8, 12), "roomy" if seed in (6, 7, 10) else "small"),
+            depth,
+            seed,
+            graphs,
+            pool,
+        )
         for depth, seed in [(0, 6), (1, 7), (2, 8), (4, 9), (8, 10), ("auto", 11), ("auto", 12)]
         for graphs in (True, False)
         for pool in ("roomy", "small")
@@ -123,8 +129,14 @@ def prefill_replays(monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[int, ..
     return seen
 
 
-@pytest.mark.parametrize("pool", ["roomy", "small"])
-@pytest.mark.parametrize("depth", [0, 1, 2, 4])
+@pytest.mark.parametrize(
+    ("depth", "pool"),
+    [
+        case((pool == "roomy") == (depth in (0, 2)), depth, pool)
+        for depth in (0, 1, 2, 4)
+        for pool in ("roomy", "small")
+    ],
+)
 def test_rows_that_decode_beside_prompts(
     prefill_replays: list[tuple[tuple[int, ...], tuple[int, int]]], depth: int, pool: str
 ) -> None:

@@ -12,6 +12,7 @@ from headway.core.errors import ConfigError, HeadwayError, UnsupportedModelError
 from tests.engine.harness import Answer, request
 from tests.engine.test_depths import FEATURES, requests_for
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
+from tests.runner.small_shapes import use_few_tails
 from tests.sim.harness import ask_oracle, expected, folder_of_model, simulated
 from tests.sim.rounding import settle
 from tests.speculative.test_eagle import Fickle, check, compare_drafts, on_cpu
@@ -85,7 +86,10 @@ def test_every_feature_on_the_cpu(drafters: dict[str, Path], name: str, number: 
 @pytest.mark.parametrize(("name", "depth", "graphs"), [
     ("dspark", 2, True), pytest.param("dflash_speculators", 1, False, marks=pytest.mark.soak),
 ])  # fmt: skip
-def test_on_the_simulated_device(drafters: dict[str, Path], name: str, depth: int, graphs: bool) -> None:
+def test_on_the_simulated_device(
+    drafters: dict[str, Path], name: str, depth: int, graphs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_few_tails(monkeypatch)
     names = ("greedy", "schema", "host_grammar", "ignore_eos")
     batch = requests_for([FEATURES[each] for each in names], seed=160 + depth)
     sizes = {"max_num_seqs": 3, "enforce_eager": not graphs, "max_num_batched_tokens": 24}

@@ -20,6 +20,7 @@ from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import FEATURES, requests_for
 from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import KV_BLOCK_BYTES
+from tests.runner.small_shapes import use_few_tails
 from tests.sim.harness import arguments, ask_oracle, expected, folder_of_model, simulated
 from tests.sim.rounding import settle
 from tests.speculative.tiny_eagle import Oracle, save_eagle
@@ -165,7 +166,10 @@ def test_drafts_may_come_and_go(heads: dict[str, Path], kind: str, depth: int) -
 
 
 @pytest.mark.parametrize("kind", ["eagle3_reduced"])
-def test_drafts_may_come_and_go_on_the_simulated_device(heads: dict[str, Path], kind: str) -> None:
+def test_drafts_may_come_and_go_on_the_simulated_device(
+    heads: dict[str, Path], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_few_tails(monkeypatch)
     batch = requests_for([FEATURES[name] for name in ("greedy", "schema", "logprobs", "host_grammar")], seed=71)
     sizes = {"max_num_seqs": 3, "max_num_batched_tokens": 24, "kv_cache_memory_bytes": 22 * BLOCK}
     with simulated(8, run_ahead=2, **drafting(heads[kind], 3), **sizes) as (core, _, _):

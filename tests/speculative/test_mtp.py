@@ -23,6 +23,7 @@ from headway.models.load import describe
 from headway.models.registry import read_config
 from headway.state.cache_pool import bytes_per_block
 from tests.engine.harness import Answer, request, run
+from tests.runner.small_shapes import use_few_tails
 from tests.sim.harness import folder_of_model, simulated
 from tests.speculative.test_eagle import Fickle, compare_drafts
 from tests.speculative.tiny_mtp import MODELS, Oracle, folder_of
@@ -98,8 +99,11 @@ def test_drafts_are_those_of_the_layer_over_the_whole_text(name: str, number: in
 @pytest.mark.parametrize(("name", "number", "depth", "eager"), [
     ("v3", 2, 2, False), pytest.param("glm-4-moe", 3, 4, True, marks=pytest.mark.soak),
 ])  # fmt: skip
-def test_on_the_simulated_device(name: str, number: int, depth: int, eager: bool) -> None:
+def test_on_the_simulated_device(
+    name: str, number: int, depth: int, eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Preempted, at depths, with drafts that come and go."""
+    use_few_tails(monkeypatch)
     changes = arguments(
         name,
         number,
