@@ -74,7 +74,8 @@ class StepBody:
         self.border: Border | None = None
         if model.spec.stage is not None:
             watched = () if drafter is None else drafter.auxiliary
-            self.border = Border(model.spec.stage, config, model.spec.hidden_size, model.dtype, device, watched)
+            handed = model.spec.hidden_size * model.spec.streams
+            self.border = Border(model.spec.stage, config, handed, model.dtype, device, watched)
         self._relay = None if self.border is None else self.border.relay
         self._arena, self.caches, self._drafter, self._pooler = arena, caches, drafter, pooler
         self._layers: tuple[int, ...] | None = None  # that steps run; None: all

@@ -13,15 +13,11 @@ from tests.engine.test_depths import FEATURES
 from tests.sim.kinds import KINDS, check, known, options, refusals
 
 PAGE = Path(__file__).parents[2] / "docs" / "proof.md"
-BETWEEN = {"stages": "does something between its layers that stages do not hand on"}
-SHARED = {"stages": "caches, and of 2 stages they are on two"}
 REFUSED: dict[str, dict[str, str]] = {
     "states alone": {
         "a draft model": "no layer of the model keeps every token, so there are no blocks for a drafter's keys",
         "8-bit keys and values": "Mamba2ForCausalLM caches no keys and values",
     },
-    "fast prefill": BETWEEN,
-    "fast prefill, drafts": SHARED,
     "sight": {"a draft model": "sees pictures, and a draft model does not"},
     "hearing": {
         "drafts by n-grams": "has an encoder, and drafts beside one are not made",
