@@ -44,7 +44,7 @@ from headway.engine.sizes import (
     with_states,
 )
 from headway.engine.states import state_storage
-from headway.engine.together import refuse_halves, refuse_together, refuse_uneven_halves
+from headway.engine.together import refuse_halves, refuse_together
 from headway.engine.warm_up import PhaseTimes, WarmUp, hidden_from
 from headway.engine.world import World
 from headway.kernels.compiler_process import CompilerProcess
@@ -129,8 +129,6 @@ def build_engine(
             with times.phase("device"):
                 device = select_device(args.device)
             owned.callback(device.close)
-        if seat is not None:
-            refuse_uneven_halves(args, device)
         if compiler is None and device.torch_device.type == "cuda":
             compiler = stack.enter_context(closing(CompilerProcess()))
         if args.num_ranks > 1 or seat is not None:
@@ -162,7 +160,7 @@ def _ready_runner(
     device = warm_up.device
     with warm_up.times.phase("weights"):
         loaded = _load(args, warm_up.progress, device, extras)
-    refuse_halves(args, loaded.model.spec)
+    refuse_halves(args, loaded.model.spec, shares=extras.world.mesh.replicas > 1)
     extras.world.least(0)  # the others have their weights, too
     sizes = choose_sizes(
         args, loaded.model.spec, device.asynchronous, thresholds, 1 + extras.num_drafts, extras.lookahead

@@ -15,9 +15,8 @@ from headway.core.config import EngineArgs
 from headway.core.errors import ConfigError
 from headway.core.seat import Seat
 from headway.device.base import Device
-from headway.models.decoder import DecoderConfig
 from headway.models.interface import ModelConfig
-from headway.models.sharding import Sharing, sharded
+from headway.models.sharding import Sharing, first_blocks, sharded
 from headway.parallel.group import Alone, Group, RankError, RankGroup, TorchTransport
 from headway.parallel.keys import Keys, OwnKeys, wait_for
 from headway.parallel.mesh import Mesh
@@ -120,10 +119,8 @@ class World:
     def sharded(self, config: ModelConfig, *, whole_experts: bool = False, embeds: bool = False) -> ModelConfig:
         """The model as this rank has it; ``embeds``: see ``Stage``."""
         blocks = len(getattr(config, "blocks", ()))
-        each = config.names.blocks_per_layer if isinstance(config, DecoderConfig) else 1
-        layers = self.mesh.layers(blocks // each) if blocks else range(0)
-        own = range(layers.start * each, layers.stop * each)
-        stage = Stage(self.stages, self.tokens, own, embeds)
+        borders = [*first_blocks(config, self.mesh.pipeline), blocks] if blocks else [0] * (self.mesh.pipeline + 1)
+        stage = Stage(self.stages, self.tokens, range(*borders[self.mesh.stage :][:2]), embeds)
         return sharded(config, Sharing(self.tensor, stage, self.peers, whole_experts))
 
     def turns(self, device: Device) -> Turns | None:

@@ -280,7 +280,7 @@ class DecoderModel(nn.Module):
                 auxiliary.append(stream.residual.clone())
         save_states(batch_of_all, caches)
         if not self._ends:
-            return Forward(stream.residual, tuple(auxiliary))
+            return Forward(stream.residual.flatten(1), tuple(auxiliary))
         hidden = self._last_norm(stream)
         if last_only and narrow_from == len(self.config.blocks):
             hidden = hidden.index_select(0, batch.logit_indices)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -182,16 +182,18 @@ class AltUpBlock(Block):
 
 
 class Gemma3nForCausalLM(Gemma4ForCausalLM):
-    """Streams are made of the embeddings before the first layer, and averaged behind the last."""
+    """Streams are made of the embeddings before the first layer, and averaged behind the last; stages hand all of them on."""
+
+    knows_stages: ClassVar[tuple[str, ...]] = ("_enter", "_last_norm")
 
     def __init__(self, config: PerLayerConfig, *, dtype: torch.dtype, device: torch.device, max_model_len: int) -> None:
         super().__init__(config, dtype=dtype, device=device, max_model_len=max_model_len)
         hidden, more = config.hidden_size, range(self._altup.streams - 1)
         names = {f"altup_projections.{i}": hidden for i in more}
-        self.spread = Linear(hidden, names, bias=False, dtype=dtype, device=device)
+        self.spread = Linear(hidden if self._enters else 0, names, bias=False, dtype=dtype, device=device)
         self.gather = nn.ModuleList(
-            Linear(hidden, {f"altup_unembed_projections.{i}": hidden}, bias=False, dtype=dtype, device=device)
-            for i in more
+            Linear(hidden if self._ends else 0, {name: hidden}, bias=False, dtype=dtype, device=device)
+            for name in (f"altup_unembed_projections.{i}" for i in more)
         )
 
     @property
@@ -199,12 +201,14 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
         return cast(AltUpBlockSpec, self.config.blocks[0]).altup
 
     def _declare(self, layout: CacheLayout) -> ModelSpec:
-        return replace(super()._declare(layout), auxiliary_layers=())
+        return replace(super()._declare(layout), auxiliary_layers=(), streams=self._altup.streams)
 
     def _enter(self, x: torch.Tensor, batch: StepBatch, block: Block, forms: LayerForms) -> Stream:
+        beside = super()._enter(x, batch, block, forms).beside
+        if not self._enters:
+            return Stream(x.view(len(x), self._altup.streams, -1), beside=beside)
         others = self.spread.forward(x).view(len(x), -1, x.shape[1])
-        streams = torch.cat([x[:, None], _as_loud(others, x[:, None])], dim=1)
-        return Stream(streams, beside=super()._enter(x, batch, block, forms).beside)
+        return Stream(torch.cat([x[:, None], _as_loud(others, x[:, None])], dim=1), beside=beside)
 
     def _last_norm(self, stream: Stream) -> torch.Tensor:
         assert self.norm is not None
@@ -216,10 +220,11 @@ class Gemma3nForCausalLM(Gemma4ForCausalLM):
 
     def weights(self) -> WeightMap:
         """See ``DecoderModel``."""
-        found = super().weights()
-        own = self.spread.destinations("model.")
+        found, own = self._with_entry(super().weights(), self.spread.destinations("model.")), dict[str, Target]()
         for linear in self.gather:
             own |= cast(Linear, linear).destinations("model.")
+        if not self._ends:
+            return replace(found, unused=(*found.unused, *own))
         return replace(found, targets={**found.targets, **own})
 
     @staticmethod

@@ -55,8 +55,7 @@ class ModelSpec:
         layer_kinds: per layer; layers of one kind launch the same kernels.
         layer_weights: elements of all layers' parameters that a token passes.
         head_weights: elements of the output layer.
-        narrow_layers: upper layers that run for the rows' last tokens alone where no others are wanted, because none of them
-            caches anything of its own.
+        narrow_layers: upper layers that cache nothing, and run for the rows' last tokens alone where no others are wanted.
         auxiliary_layers: layers whose output ``Want.auxiliary`` may ask for.
         num_token_types: kinds of tokens it knows; from 2 on it reads ``StepBatch.token_types``.
         adapters: names of its tasks' adapters; where there are any it reads ``StepBatch.adapters``.
@@ -65,7 +64,7 @@ class ModelSpec:
         vision: how pictures are prepared for it; None: it sees none.
         sound: how recordings in prompts are prepared for it; None: it hears none there.
         vocabulary: logits are of this part of the vocabulary alone, and other ranks have the others; None: of all of it.
-        stage: other ranks have other layers; None: all layers are here.
+        stage: other ranks have other layers, and take ``streams`` hidden states of a token; None: all layers are here.
         encodes: the encoder runs here; False: on another stage, and what it gives is needed there alone.
     """
 
@@ -88,6 +87,7 @@ class ModelSpec:
     sound: SoundInfo | None = None
     vocabulary: VocabularyPart | None = None
     stage: Stage | None = None
+    streams: int = 1
     encodes: bool = True
 
     @property

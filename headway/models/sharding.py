@@ -115,10 +115,36 @@ def _staged(config: DecoderConfig, stage: Stage) -> DecoderConfig:
     names = ("forward", "_entering", "_inputs", "_enter", "_add_behind", "_last_norm", "logits")
     if any(not _knows_stages(own, name) for name in names):
         raise _not_staged(config)
-    each = config.names.blocks_per_layer
-    starts = [layer * each for layer in stage_starts(len(config.blocks) // each, stage.group.size)]
-    _check_borders(config, starts[1:])
+    _check_borders(config, first_blocks(config, stage.group.size)[1:])
     return replace(config, stage=stage)
+
+
+def first_blocks(config: ModelConfig, stages: int) -> list[int]:
+    """With which block of the model each of ``stages`` begins, rising.
+
+    Raises:
+        ConfigError: there are more stages than layers.
+    """
+    each, barred = 1, set[int]()
+    if isinstance(config, DecoderConfig):
+        each, barred = config.names.blocks_per_layer, _barred(config)
+    layers = len(getattr(config, "blocks", ())) // each
+    starts = stage_starts(layers, stages, {layer for layer in range(layers) if layer * each in barred})
+    return [layer * each for layer in starts]
+
+
+def _barred(config: DecoderConfig) -> set[int]:
+    """Blocks with which no stage but the first may begin: they, or some behind them, read more of those before than hidden
+    states."""
+    found = set[int]()
+    for layer, block in enumerate(config.blocks):
+        if block.cache is not None and block.cache.shared_with is not None:
+            found |= {*range(block.cache.shared_with + 1, layer + 1)}
+        mixer = block.mixer
+        if isinstance(mixer, MLASpec) and mixer.index is not None and mixer.index.shared:
+            found.add(layer)
+    sight: SightConfig | None = getattr(config, "sight", None)
+    return found if sight is None else found | {*range(1, len(sight.vision.deepstack))}
 
 
 def _knows_stages(model: type, name: str) -> bool:
@@ -133,16 +159,17 @@ def _check_borders(config: DecoderConfig, starts: Sequence[int]) -> None:
         source = layer if block.cache is None or block.cache.shared_with is None else block.cache.shared_with
         if any(source < start <= layer for start in starts):
             raise UnsupportedModelError(
-                f"{config.architecture}: layer {layer} reads what layer {source} caches, and of {len(starts) + 1} stages they "
-                "are on two; leave out pipeline_parallel_size, and set tensor_parallel_size or data_parallel_size"
+                f"{config.architecture}: layer {layer} reads what layer {source} caches, and {len(starts) + 1} stages are too "
+                "many to have such layers on one; lower pipeline_parallel_size, and set tensor_parallel_size or "
+                "data_parallel_size"
             )
     for start in starts:
         mixer = config.blocks[start].mixer
         if isinstance(mixer, MLASpec) and mixer.index is not None and mixer.index.shared:
             raise UnsupportedModelError(
-                f"{config.architecture}: of {len(starts) + 1} stages one begins with layer {start}, which attends to what an "
-                "earlier layer's indexer has selected, and stages do not hand that on; take another pipeline_parallel_size, "
-                "or tensor_parallel_size"
+                f"{config.architecture}: of {len(starts) + 1} stages one would begin with layer {start}, which attends to what "
+                "an earlier layer's indexer has selected, and stages do not hand that on; lower pipeline_parallel_size, or "
+                "take tensor_parallel_size"
             )
     sight: SightConfig | None = getattr(config, "sight", None)
     if sight is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from headway.core.errors import ConfigError
@@ -78,9 +79,26 @@ class Mesh:
         return range(first, first + each + (self.stage < more))
 
 
-def stage_starts(num_layers: int, pipeline: int) -> list[int]:
-    """The first layers of ``pipeline`` stages, rising."""
-    return sorted(Mesh(pipeline=pipeline, rank=rank).layers(num_layers).start for rank in range(pipeline))
+def stage_starts(num_layers: int, pipeline: int, barred: Collection[int] = ()) -> list[int]:
+    """The first layers of ``pipeline`` stages, rising: as even as can be where no stage begins with one of ``barred``, which is
+    to have the longest stage as short as can be. Where there is no such way it is as if none were barred.
+
+    Raises:
+        ConfigError: there are more stages than layers.
+    """
+    even = sorted(Mesh(pipeline=pipeline, rank=rank).layers(num_layers).start for rank in range(pipeline))
+    if not {*even} & {*barred}:
+        return even
+    ends = [end for end in range(1, num_layers + 1) if end not in barred or end == num_layers]
+    best: dict[int, tuple[int, list[int]]] = {0: (0, [])}  # where the stages so far end -> the longest, their starts
+    for _ in range(pipeline):
+        found = dict[int, tuple[int, list[int]]]()
+        for end in ends:
+            ways = [(max(longest, end - at), [*starts, at]) for at, (longest, starts) in best.items() if at < end]
+            if ways:
+                found[end] = min(ways)
+        best = found
+    return best[num_layers][1] if num_layers in best else even
 
 
 def share(total: int, rank: int, size: int) -> range:

@@ -81,9 +81,9 @@ def convolve(
 
 def load_states(batch: StepBatch, caches: CachePool) -> None:
     """Copy checkpoints to the slots of rows that begin behind a cached prefix, and say which rows store their states; before
-    the first layer."""
+    the first layer, and of a step that is cut before the first slice."""
     storage, packed = caches.state_storage, batch.chunks
-    if storage is None or packed is None:
+    if storage is None or packed is None or batch.is_slice:
         return
     if batch.max_copies:
         copy_states(storage, packed, LOADS_AT, batch.max_copies)
@@ -95,6 +95,6 @@ def load_states(batch: StepBatch, caches: CachePool) -> None:
 
 
 def save_states(batch: StepBatch, caches: CachePool) -> None:
-    """Copy slots to checkpoints; behind the last layer."""
-    if batch.max_copies and batch.chunks is not None and caches.state_storage is not None:
+    """Copy slots to checkpoints; behind the last layer, and of a step that is cut behind the last slice."""
+    if batch.max_copies and not batch.is_slice and batch.chunks is not None and caches.state_storage is not None:
         copy_states(caches.state_storage, batch.chunks, SAVES_AT, batch.max_copies)

@@ -28,7 +28,7 @@ class Border:
     """A stage's exchanges.
 
     Args:
-        hidden: C.
+        hidden: C, of all streams that are handed on.
         dtype: of hidden states.
         watched: layers of the model whose outputs a drafter on the last stage reads, rising: those of earlier stages are
             handed on, too.

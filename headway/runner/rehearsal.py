@@ -42,7 +42,7 @@ def rehearse(device: Device, body: StepBody, num_tokens: int, num_rows: int, pas
         for rows, decode_rows, longest in dict.fromkeys(kinds):
             exact = LaunchShape(num_tokens, rows, decode_rows, longest, config.width)
             # Steps that are halved know how many of their rows decode; graphs of others are rehearsed by themselves.
-            batch = body.unpack(exact, Bound(num_tokens), not config.halves(num_tokens, only_decode=exact.only_decode))
+            batch = body.unpack(exact, Bound(num_tokens))
             if rows == 1 and not body.pools:  # where prompt log-probabilities are wanted; no step takes more memory
                 body.row_logits(batch, body.forward(batch, only_rows=False))
             if body.border is not None:

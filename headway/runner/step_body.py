@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from typing import cast
 
 import torch
@@ -23,6 +22,7 @@ from headway.pooling.pooler import Pooler
 from headway.runner.batch_buffers import BatchBuffers
 from headway.runner.border import Border
 from headway.runner.config import RunnerConfig
+from headway.runner.halves import Halves
 from headway.runner.launch import TOKEN_VECTORS, Launch, LaunchShape, PromptPositions
 from headway.runner.prefill_graphs import max_edits
 from headway.runner.prompt_logprobs import gather_entries
@@ -69,11 +69,13 @@ class StepBody:
         turns: Turns | None = None,
     ) -> None:
         assert (drafter is None) == (config.width == 1), "rows of drafts need a drafter, and a drafter such rows"
-        self.model, self.sampler, self.config, self._turns = model, sampler, config, turns
+        self.model, self.sampler, self.config = model, sampler, config
+        self._halves = Halves(model, caches, turns)
         self.border: Border | None = None
         if model.spec.stage is not None:
             watched = () if drafter is None else drafter.auxiliary
-            self.border = Border(model.spec.stage, config, model.spec.hidden_size, model.dtype, device, watched)
+            handed = model.spec.hidden_size * model.spec.streams
+            self.border = Border(model.spec.stage, config, handed, model.dtype, device, watched)
         self._relay = None if self.border is None else self.border.relay
         self._arena, self.caches, self._drafter, self._pooler = arena, caches, drafter, pooler
         self._layers: tuple[int, ...] | None = None  # that steps run; None: all
@@ -130,10 +132,32 @@ class StepBody:
         """int32 [number], slots of the rows of the step that was unpacked last."""
         return self._buffers.row_slots(number)
 
+    def halves(self, launch: Launch) -> bool:
+        """Whether a step runs as two micro-batches: not one whose tokens see later ones. What other replicas run with this one
+        is halved as all of them together want it."""
+        tokens, decodes = launch.most_tokens or launch.shape.tokens, launch.shape.only_decode
+        return self._halves_of(tokens, launch.all_decode if launch.most_tokens else decodes, launch.media)
+
+    def _halves_of(self, tokens: int, only_decode: bool, media: bool = False) -> bool:
+        vision = self.model.spec.vision
+        sees_later = media and vision is not None and bool(vision.sees)
+        return self.config.halves(tokens, only_decode=only_decode) and not sees_later
+
     def unpack(
-        self, shape: LaunchShape, max_seq_len_bound: Bound, counted: bool = True, media: bool = False
+        self,
+        shape: LaunchShape,
+        max_seq_len_bound: Bound,
+        counted: bool = True,
+        media: bool = False,
+        halved: bool | None = None,
     ) -> StepBatch:
-        """Expand the packed step into a batch of this (padded) shape; see ``BatchBuffers.unpack`` and ``StepPlan.media``."""
+        """Expand the packed step into a batch of this (padded) shape; see ``BatchBuffers.unpack`` and ``StepPlan.media``.
+
+        Args:
+            halved: it will run as two micro-batches, each of which must know how many of its rows decode, so that these are not
+                counted; None: as a step of this exact shape does.
+        """
+        halved = self._halves_of(shape.tokens, shape.only_decode, media) if halved is None else halved
         batch = self._buffers.unpack(
             self.packed,
             num_tokens=shape.tokens,
@@ -141,7 +165,7 @@ class StepBody:
             num_decode_rows=shape.decode_rows if shape.width == 1 else 0,
             max_query_len=shape.longest,
             max_seq_len_bound=max_seq_len_bound,
-            counted=counted,
+            counted=counted and not halved,
             width=shape.width,
             max_prompts=shape.rows - shape.decode_rows,
         )
@@ -150,6 +174,7 @@ class StepBody:
         if self.model.spec.adapters:
             batch.adapters = self._arena.view(ADAPTER).index_select(0, slots_of_tokens(batch))
         self._place_media(batch, media)
+        batch.halved = halved
         if self.border is not None:
             batch.entering = self.border.entering(shape.tokens)
         return batch
@@ -171,18 +196,20 @@ class StepBody:
         """The front half of a step of a graph's shape, padded: edits, unpack, ``outcome_states``; ``media``: see the plan."""
         self.apply_edits(self.config.edits_per_row * (shape.rows if shape.only_decode else max_edits(*shape[:3])))
         # Contexts, and cached prefixes, may be of any length.
-        batch = self.unpack(shape, Bound(self.config.longest_row), media=media)
+        # How many rows decode beside prompts a graph does not know.
+        batch = self.unpack(
+            shape, Bound(self.config.longest_row), media=media, halved=None if shape.only_decode else False
+        )
         return batch, self.outcome_states(batch)
 
     def eager(self, launch: Launch, variant: Variant, counted: bool) -> tuple[list[Part], PromptPositions | None]:
         """A whole step but its edits, kernel by kernel; gives its log-probability parts, those of prompts last.
 
         Args:
-            counted: as in ``BatchBuffers.unpack``; steps that are cut in two are not, since a half must know its rows.
+            counted: as in ``BatchBuffers.unpack``.
         """
         prompt, aligned = launch.prompt, [each for _, each in launch.aligned]
-        counted = counted and not self.config.halves(launch.shape.tokens, only_decode=launch.shape.only_decode)
-        batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media)
+        batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media, self.halves(launch))
         batch.prefix_bound, batch.most_tokens = launch.prefix_bound, launch.most_tokens
         if self._relay is not None:
             return self.back(batch, self.outcome_states(batch), variant), None
@@ -223,31 +250,13 @@ class StepBody:
             want = replace(want, auxiliary=drafter.auxiliary)
         if self._layers is not None:
             want = replace(want, layers=tuple(sorted({*self._layers, *want.auxiliary})))
-        cut = self._cut(batch)
-        if cut:
-            assert drafter is None, "rows of drafts are not cut"
-            both = [batch.slice(0, cut), batch.slice(cut, len(batch.input_ids))]
-            want = replace(want, last_only=False)
-            first, second = [partial(self.model.forward, each, self.caches, want) for each in both]
-            # Kernels that are compiled ahead are looked for on this thread alone.
-            overlap = self._turns is not None and self._layers is None
-            halves = self._turns.run(first, second) if self._turns is not None and overlap else (first(), second())
-            hidden = torch.cat([each.hidden for each in halves])
-            return hidden.index_select(0, batch.logit_indices) if only_rows else hidden
-        forward = self.model.forward(batch, self.caches, want)
-        if drafter is None or not watched:
-            return forward.hidden
-        if self.border is not None:
-            forward = self.border.joined(forward)
-        drafter.observe(batch, forward)
-        return forward.hidden.index_select(0, batch.logit_indices) if only_rows else forward.hidden
-
-    def _cut(self, batch: StepBatch) -> int:
-        """Where a step is cut into two micro-batches; 0: it is not. What other replicas run with this one is cut where all have
-        as many tokens, in graphs."""
-        tokens, decodes = len(batch.input_ids), batch.num_decode_rows == len(batch.row_slots)
-        wants = self.config.halves(tokens, only_decode=decodes)
-        return tokens // 2 if wants and batch.can_be_cut and not batch.most_tokens else 0
+        forward = self._halves.forward(batch, want) if batch.halved else self.model.forward(batch, self.caches, want)
+        if drafter is not None and watched:
+            if self.border is not None:
+                forward = self.border.joined(forward)
+            drafter.observe(batch, forward)
+        whole = watched or batch.halved
+        return forward.hidden.index_select(0, batch.logit_indices) if only_rows and whole else forward.hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, hidden] -> [N, V], or of this rank's part of the vocabulary."""

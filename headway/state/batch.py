@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
+
+from headway.core.chunks import CHUNK, CHUNKS_AT, most_chunks
+from headway.state.packed_step import HEADER_INTS
 
 
 @dataclass(slots=True)
@@ -41,6 +44,11 @@ class CrossBatch:
     starts: torch.Tensor
     arrivals: torch.Tensor
     max_len_bound: int
+
+    def slice(self, first: int, end: int) -> CrossBatch:
+        """For tokens ``first`` to ``end`` alone."""
+        starts, arrivals = self.starts[: end - first + 1], self.arrivals[: end - first]
+        return replace(self, slots=self.slots[first:end], lens=self.lens[first:end], starts=starts, arrivals=arrivals)
 
     def picked(self, tokens: torch.Tensor) -> CrossBatch:
         """For these tokens alone, int32 [N]."""
@@ -81,7 +89,8 @@ class StepBatch:
         cos_sin: f32 [T, Drot], rotation of each token, where it is no function of the position; ``positions`` are then the
             tokens' numbers in the step. None: layers have tables.
         decode_rows: [1], their true number in a step with prompts, see ``paged_attention``; None: ``num_decode_rows``.
-        chunks: the packed step, in which kernels of states find the chunk table; None for models without states.
+        chunks: the packed step, in which kernels of states find the chunk table, or what stands for it in a slice; None for
+            models without states.
         max_chunks: >= the table's entries; sizes grids only.
         short: rows of so many tokens or fewer are in no chunk: W, also in steps without drafts.
         stored_at, store_at: [R], see ``replay_rows``; None: recurrent states are written by every row.
@@ -94,6 +103,8 @@ class StepBatch:
         entering: [T, C], what the stage before has made of the tokens; None: this stage has the embedding.
         most_tokens: >= T on every replica that shares experts with this one, the same on all of them; 0: there are no others,
             or T is the same on all.
+        halved: the step runs as two slices.
+        is_slice: it is a part of a step: states are copied, and rings are told where states stand, for all of it at once.
     """
 
     input_ids: torch.Tensor
@@ -127,6 +138,8 @@ class StepBatch:
     selected: torch.Tensor | None = None
     most_tokens: int = 0
     entering: torch.Tensor | None = None
+    halved: bool = False
+    is_slice: bool = False
 
     def live_tokens(self, last_only: bool = False) -> torch.Tensor:
         """int32 [T], or with ``last_only`` [R] of the rows' last tokens: negative on padding and zombie rows."""
@@ -144,7 +157,9 @@ class StepBatch:
     def slice(self, first: int, end: int) -> StepBatch:
         """The step of tokens ``first`` to ``end`` alone, 0 <= first < end <= T. A row that is cut goes on in the next slice:
         what it has before ``first`` counts as context there, and what it has from ``end`` on is not yet cached here. So
-        slices have to run in order, layer by layer or as a whole.
+        slices have to run in order, layer by layer or as a whole. What the next slice reads of such a row was written in this
+        very step, so steps of short rows alone, whose kernels may read earlier tokens before those of this step are there, are
+        cut between rows (``slice_rows``). Behind ``load_states``.
 
         All arithmetic is on the device: rows stay where they are, and those without tokens in the slice are padding. Nothing is
         written to tensors of this batch.
@@ -164,39 +179,138 @@ class StepBatch:
         def lengths(seq_lens: torch.Tensor) -> torch.Tensor:
             return torch.where(here, (seq_lens[own] - later).clamp_(min=0), 0)
 
-        lens = lengths(self.seq_lens)
-        groups = tuple(
-            GroupBatch(
-                group.block_tables,
-                group.kv_slots[first:end],
-                lens if group.seq_lens is self.seq_lens else lengths(group.seq_lens),
-            )
-            for group in self.groups
-        )
+        lens, query_start = lengths(self.seq_lens), starts.clamp(first, end) - first
+        stored_at, store_at = self._stored_in(range(first_row, end_row), lens, lens - query_start.diff())
+        chunks, max_chunks = self._chunks_of(query_start, end - first)
         return replace(
             self,
             input_ids=self.input_ids[first:end],
             positions=self.positions[first:end],
-            query_start=starts.clamp(first, end) - first,
+            query_start=query_start,
             seq_lens=lens,
             row_slots=torch.where(here, self.row_slots[own], -1),
-            logit_indices=(self.logit_indices[own] - first).clamp(0, end - first - 1),
-            groups=groups,
-            arrivals=self.arrivals[own],
+            logit_indices=(self.logit_indices.view(self.width, -1)[:, own] - first).clamp(0, end - first - 1).flatten(),
+            groups=self._groups_of(lambda slots: slots[first:end], lengths, lens),
+            arrivals=self.arrivals[first_row * self.width : end_row * self.width],
             num_decode_rows=max(0, min(end, decodes) - first),
             token_types=None if self.token_types is None else self.token_types[first:end],
             adapters=None if self.adapters is None else self.adapters[first:end],
+            media_rows=None if self.media_rows is None else self.media_rows[first:end],
+            places=None if self.places is None else self.places[:, first:end],
             entering=None if self.entering is None else self.entering[first:end],
+            cross=None if self.cross is None else self.cross.slice(first, end),
+            chunks=chunks,
+            max_chunks=max_chunks,
+            stored_at=stored_at,
+            store_at=store_at,
+            prefix_bound=self.prefix_bound + min(first, self.max_query_len - 1),  # and what the cut row has in front
             masks={},
+            is_slice=True,
         )
+
+    def slice_rows(self, first: int, end: int) -> StepBatch:
+        """The step of rows ``first`` to ``end`` alone, 0 <= first <= end <= R, all of which are short (``max_query_len`` <=
+        ``short``), padded: the host knows where rows begin by a bound alone. Their tokens are gathered. Behind
+        ``load_states``; nothing is written to tensors of this batch.
+        """
+        assert self.can_be_cut and self.max_query_len <= self.short, "this step cannot be cut between rows"
+        device, total, number = self.row_slots.device, len(self.input_ids), max(end - first, 1)
+        row = first + torch.arange(number + 1, dtype=torch.int32, device=device)
+        starts = self.query_start.index_select(0, row.clamp(max=end))
+        row, has_row = row[:-1].clamp(max=len(self.row_slots) - 1), row[:-1] < end
+        most = max(min((end - first) * self.max_query_len, total), 1)
+        token = starts[0] + torch.arange(most, dtype=torch.int32, device=device)
+        here, token = token < starts[-1], token.clamp(max=total - 1)
+
+        def tokens(x: torch.Tensor, other: int) -> torch.Tensor:
+            return torch.where(here, x.index_select(-1, token), other)
+
+        def rows(x: torch.Tensor, other: int) -> torch.Tensor:
+            return torch.where(has_row, x.index_select(0, row), other)
+
+        lens, last = rows(self.seq_lens, 0), self.logit_indices.view(self.width, -1).index_select(1, row)
+        return replace(
+            self,
+            input_ids=tokens(self.input_ids, 0),
+            positions=tokens(self.positions, 0),
+            query_start=starts - starts[0],
+            seq_lens=lens,
+            row_slots=rows(self.row_slots, -1),
+            logit_indices=(last - starts[0]).clamp(0, most - 1).flatten(),
+            groups=self._groups_of(lambda slots: tokens(slots, -1), lambda each: rows(each, 0), lens),
+            arrivals=self.arrivals[first * self.width :][: number * self.width]
+            if end > first
+            else self.arrivals[: self.width],
+            num_decode_rows=max(0, min(first + number, self.num_decode_rows) - first),
+            token_types=None if self.token_types is None else tokens(self.token_types, 0),
+            adapters=None if self.adapters is None else tokens(self.adapters, 0),
+            media_rows=None if self.media_rows is None else tokens(self.media_rows, -1),
+            places=None if self.places is None else tokens(self.places, 0),
+            entering=None if self.entering is None else self.entering.index_select(0, token),
+            cross=None if self.cross is None else self.cross.picked(token),
+            max_chunks=0,
+            stored_at=None if self.stored_at is None else rows(self.stored_at, 0),
+            store_at=None if self.store_at is None else rows(self.store_at, -1),
+            masks={},
+            is_slice=True,
+        )
+
+    def _groups_of(
+        self,
+        tokens: Callable[[torch.Tensor], torch.Tensor],
+        rows: Callable[[torch.Tensor], torch.Tensor],
+        lens: torch.Tensor,
+    ) -> tuple[GroupBatch, ...]:
+        """Of a slice whose own ``kv_slots`` and ``seq_lens`` these two make; ``lens``: what ``rows`` makes of the step's."""
+        return tuple(
+            GroupBatch(
+                group.block_tables,
+                tokens(group.kv_slots),
+                lens if group.seq_lens is self.seq_lens else rows(group.seq_lens),
+            )
+            for group in self.groups
+        )
+
+    def _chunks_of(self, query_start: torch.Tensor, tokens: int) -> tuple[torch.Tensor | None, int]:
+        """The chunk table of the rows of a slice of so many tokens, int32 [R + 1], where kernels look for one in the packed
+        step; and a bound on its entries."""
+        most = most_chunks(tokens, len(query_start) - 1, self.max_query_len, self.short)
+        if self.chunks is None or not most:
+            return self.chunks, 0
+        lens = query_start.diff()
+        counts = torch.where(lens > self.short, (lens + (CHUNK - 1)) // CHUNK, 0)
+        behind = counts.cumsum(0)
+        entry = torch.arange(most, device=lens.device)
+        row = torch.searchsorted(behind, entry, right=True).clamp_(max=len(lens) - 1)
+        found = torch.zeros(HEADER_INTS + 2 * most, dtype=torch.int32, device=lens.device)
+        found[CHUNKS_AT : CHUNKS_AT + 1].fill_(HEADER_INTS)
+        found[CHUNKS_AT + 1 : CHUNKS_AT + 2].copy_(behind[-1:])
+        nth = entry - (behind - counts).index_select(0, row)
+        found[HEADER_INTS:].view(most, 2).copy_(torch.stack((row, nth), 1))
+        return found, most
+
+    def _stored_in(
+        self, rows: range, lens: torch.Tensor, begins: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """``stored_at`` and ``store_at`` of ``rows`` in a slice where they have tokens from ``begins`` to ``lens``,
+        int32 [R'] each. A state that the row stores further on is stored where the slice ends, and one that it has stored
+        before is what the slice goes on from: but that of drafts, which is certain behind the first of them alone.
+        """
+        if self.stored_at is None or self.store_at is None:
+            return None, None
+        low, high = rows.start, rows.stop
+        stored, store = self.stored_at[low:high], self.store_at[low:high]
+        first = self.seq_lens[low:high] - self.query_start[low : high + 1].diff()
+        live = lens > begins
+        stored = torch.where((begins > first) & (store >= 0), torch.minimum(store, begins), stored)
+        store = torch.where(store > begins, torch.minimum(store, lens), -1)
+        return torch.where(live, stored, 0), torch.where(live, store, -1)
 
     @property
     def can_be_cut(self) -> bool:
-        """Whether ``slice`` knows all that the step has."""
-        more = (self.media_rows, self.ends, self.places, self.cos_sin, self.selected, self.cross)
-        return (
-            self.width == 1 and self.chunks is None and self.decode_rows is None and all(each is None for each in more)
-        )
+        """Whether slices know all that the step has: not what is said of the rows that decode on the device alone, nor tokens
+        that see later ones."""
+        return self.decode_rows is None and self.ends is None and self.cos_sin is None and self.selected is None
 
     def of_last_tokens(self) -> StepBatch:
         """The step of each row's last token alone, T = R: all of them are decode rows then.

@@ -86,7 +86,7 @@ def options_of(rng: random.Random) -> dict[str, Any]:
     may(0.3, enable_prefix_caching=[False], kv_cache_memory_bytes=[2**18, 2**19], quantization=["none", "auto"])
     may(0.2, enforce_eager=[True], enable_dbo=[True], replayssm_buffer_len=[2, 4, 7])
     may(0.25, tensor_parallel_size=[2], pipeline_parallel_size=[2])
-    if rng.random() < 0.4 and "enable_dbo" not in found:
+    if rng.random() < 0.4:
         found["speculative_config"] = {
             "method": rng.choice(["ngram", "suffix"]),
             "num_speculative_tokens": rng.choice([1, 2, 3, 5]),

@@ -12,13 +12,14 @@ import torch
 
 from headway.core.cache import CacheLayout, CacheSpec, keys_and_values
 from headway.core.errors import ConfigError
+from headway.core.media import VisionInfo
 from headway.core.seat import Seat
 from headway.core.speculative import SpeculativeConfig
 from headway.engine import world
 from headway.engine.drafts import Drafts
 from headway.engine.extras import Extras, Pooling
 from headway.engine.hearing import encoder_info, encoder_tables, hears, refuse_drafts
-from headway.engine.together import refuse_halves, refuse_together, refuse_uneven_halves
+from headway.engine.together import refuse_halves, refuse_together
 from headway.models.interface import EncoderSpec
 from headway.parallel.mesh import Mesh
 from tests.engine.test_choices import KEYS, NOTHING, PICTURE, STATES, args, spec
@@ -45,7 +46,6 @@ def drafting(**more: Any) -> Extras:
     ("given", "extras", "seat", "says"),
     [
         ({"node_rank": 1, "nnodes": 2, "tensor_parallel_size": 2}, Extras(), None, "node_rank > 0"),
-        ({"enable_dbo": True, "speculative_config": NGRAM}, drafting(), None, "does not cut rows of drafts"),
         ({"tensor_parallel_size": 2}, HANDED_IN, None, "cannot be handed on to other ranks"),
         ({"pipeline_parallel_size": 2}, POOLS, None, "cannot be handed on"),
         ({"tensor_parallel_size": 2, "quantization": "gguf"}, Extras(), None, "cannot be cut into columns"),
@@ -57,6 +57,7 @@ def drafting(**more: Any) -> Extras:
             "runs steps that other replicas do not",
         ),
         ({}, HANDED_IN, SEAT, "runs steps that other replicas do not"),
+        ({"enable_dbo": True, "speculative_config": NGRAM}, drafting(), SEAT, "leave out enable_dbo, the drafter, or"),
     ],
 )
 def test_what_ranks_cannot_do_together(given: dict[str, Any], extras: Extras, seat: Seat | None, says: str) -> None:
@@ -68,6 +69,7 @@ def test_what_ranks_cannot_do_together(given: dict[str, Any], extras: Extras, se
     ("given", "extras", "seat"),
     [
         ({}, HANDED_IN, None), ({"enable_dbo": True}, Extras(), None), ({"speculative_config": NGRAM}, drafting(), SEAT),
+        ({"enable_dbo": True, "speculative_config": NGRAM}, drafting(), None), ({"enable_dbo": True}, Extras(), SEAT),
         ({"tensor_parallel_size": 2, "speculative_config": NGRAM}, drafting(), None),
         ({"tensor_parallel_size": 2}, Extras(), SEAT),
         ({"pipeline_parallel_size": 2, "quantization": "gguf"}, Extras(), None), ({"quantization": "gguf"}, Extras(), None),
@@ -78,31 +80,27 @@ def test_what_ranks_can_do_together(given: dict[str, Any], extras: Extras, seat:
     refuse_together(args(**given), extras, seat)
 
 
-def test_halves_have_one_size_on_all_replicas() -> None:
-    graphs, none = SimpleNamespace(captures_graphs=True), SimpleNamespace(captures_graphs=False)
-    for given, device in (({"enable_dbo": True}, none), ({"enable_dbo": True, "enforce_eager": True}, graphs)):
-        with pytest.raises(ConfigError, match="one size on all replicas"):
-            refuse_uneven_halves(args(**given), device)
-    fine: Any = (({"enable_dbo": True}, graphs), ({"enforce_eager": True}, none))
-    for given, device in fine:
-        refuse_uneven_halves(args(**given), device)
-
-
 CROSS = CacheSpec(keys_and_values(1, 4).kind.CROSS, keys_and_values(1, 4).parts, tokens=12)
+SIGHT, SPANS = (VisionInfo(patch=2, token=1, sees=sees, longest=30) for sees in ("", "spans"))
 
 
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        (spec(NOTHING), "takes texts whole"), (spec(STATES), "has states"), (spec(encoder=PICTURE), "has an encoder"),
-        (spec(CacheLayout.of([keys_and_values(1, 4), CROSS], 96)), "has an encoder"),
-    ],
-)  # fmt: skip
-def test_models_whose_steps_cannot_be_cut(model: Any, says: str) -> None:
-    with pytest.raises(ConfigError, match=f"Tiny {says}"):
-        refuse_halves(args(enable_dbo=True), model)
-    refuse_halves(args(), model)
-    refuse_halves(args(enable_dbo=True), spec())
+def test_models_whose_steps_cannot_be_cut() -> None:
+    """Their tokens see later ones: always, or where steps have pictures, which other replicas do not know."""
+    halves = args(enable_dbo=True)
+    with pytest.raises(ConfigError, match=r"Tiny takes texts whole, whose tokens see later ones; leave it out"):
+        refuse_halves(halves, spec(NOTHING), shares=False)
+    with pytest.raises(ConfigError, match=r"pictures in Tiny do, .*; leave out enable_dbo, or enable_expert_parallel"):
+        refuse_halves(halves, spec(vision=SPANS), shares=True)
+    refuse_halves(args(), spec(NOTHING), shares=False)
+    refuse_halves(args(), spec(vision=SPANS), shares=True)
+
+
+@pytest.mark.parametrize("shares", [False, True])
+def test_models_whose_steps_can_be_cut(shares: bool) -> None:
+    crossed = spec(CacheLayout.of([keys_and_values(1, 4), CROSS], 96), encoder=PICTURE)
+    for model in (spec(), spec(STATES), crossed, spec(vision=SIGHT)):
+        refuse_halves(args(enable_dbo=True), model, shares=shares)
+    refuse_halves(args(enable_dbo=True), spec(vision=SPANS), shares=False)
 
 
 @pytest.mark.parametrize(

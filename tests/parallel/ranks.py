@@ -79,7 +79,7 @@ def logits_of(
             """What the runner does around a stage's forward pass."""
             stage = model.spec.stage
             if stage is not None and not stage.is_first:
-                batch.entering = torch.empty(len(batch.input_ids), model.spec.hidden_size)
+                batch.entering = torch.empty(len(batch.input_ids), model.spec.hidden_size * model.spec.streams)
                 stage.receive(batch.entering)
             given = forward(batch, caches, want)
             if stage is not None and not stage.is_last:

@@ -63,7 +63,7 @@ KINDS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("llama", TENSOR | HALVES),
     ("mixture", TENSOR | HALVES | {"enable_expert_parallel": True}),
     ("llama", STAGES | HALVES),
-    ("mixture", REPLICAS | HALVES | {"device": "sim"}),
+    ("mixture", REPLICAS | HALVES),
     ("mixture", TENSOR | STAGES | HALVES),
 )
 DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
@@ -112,11 +112,11 @@ def drawn(seed: int) -> tuple[str, dict[str, Any]]:
     rng = random.Random(seed // SHARE)
     name, more = KINDS[seed // SHARE % len(KINDS)]
     more = dict(more) | THREADS | {"run_ahead": rng.choice((0, 1, 2, 4))}
-    if more.pop("device", None) or rng.random() < 0.6:
+    if rng.random() < 0.6:
         more |= {"device": f"sim:{seed // SHARE}"}
-        halved_replicas = "data_parallel_size" in more and "enable_dbo" in more
-        more |= {} if halved_replicas or rng.random() < 0.5 else {"enforce_eager": True}
-    if "enable_dbo" not in more and rng.random() < 0.3:
+        more |= {} if rng.random() < 0.5 else {"enforce_eager": True}
+    halved_replicas = "data_parallel_size" in more and "enable_dbo" in more
+    if not halved_replicas and rng.random() < 0.3:
         more |= {"speculative_config": DRAFTS}
     width = 4 if "speculative_config" in more else 1
     more |= {"max_num_seqs": rng.choice((2, 4, 8)), "max_num_batched_tokens": rng.choice((8 * width, 40, 64))}

@@ -20,7 +20,7 @@ from headway.speculative.chain import Chain
 from headway.speculative.rejection import Rejection
 from tests.engine.harness import Answer, request
 from tests.engine.tiny_llama import save_tiny_llama
-from tests.parallel.test_engine import THREADS, all_features, compare, played
+from tests.parallel.test_engine import HALVES, THREADS, all_features, compare, played
 from tests.runner.small_shapes import use_few_tails
 from tests.sim.harness import folder_of_model
 from tests.speculative import tiny_mtp
@@ -126,6 +126,19 @@ def test_every_draft_is_that_of_one_rank(method: str, monkeypatch: pytest.Monkey
 def test_every_feature(method: str, depth: int) -> None:
     made = all_features()[depth::3]
     compare(answers_of(method, made, run_ahead=depth, **TWO)[0], answers_of(method, made)[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "depth"),
+    [("eagle3", 0), ("draft_model", 2), pytest.param("dflash", 2, marks=pytest.mark.soak), ("v3", 2)],
+)
+def test_steps_in_halves(method: str, depth: int) -> None:
+    """Drafters read hidden states, of several layers and of all tokens, that two halves have made."""
+    found = answers_of(method, requests(), run_ahead=depth, **TWO | HALVES)
+    alone = answers_of(method, requests(), run_ahead=depth)
+    compare(found[0], alone[0])
+    assert found[1].num_accepted_tokens == alone[1].num_accepted_tokens
+    assert found[1].num_draft_tokens == alone[1].num_draft_tokens > 0
 
 
 @pytest.mark.parametrize("method", ["glm-4-moe", "v3"])

@@ -110,7 +110,10 @@ def test_every_kind_at_every_depth(make_engine: MakeEngine, oracle: dict[str, An
     compare(run(make_engine(run_ahead=depth, max_num_batched_tokens=24, **KINDS[kind]), all_features()), oracle)
 
 
-@pytest.mark.parametrize(("kind", "depth"), [("tp2", 0), ("tp2", 2), ("pp2", 0), ("pp2", 1), ("tp2-pp2", 4)])
+@pytest.mark.parametrize(
+    ("kind", "depth"),
+    [("tp2", 0), ("tp2", 2), ("pp2", 0), ("pp2", 1), ("tp2-pp2", 4), ("tp2-halves", 2), ("pp2-halves", 1)],
+)
 def test_drafts_are_verified_on_all_ranks(make_engine: MakeEngine, kind: str, depth: int) -> None:
     drafts = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     made = [request(f"r{i}", [7, 8, 9, i, 7, 8, 9, i, 7, 8], seed=i, max_tokens=20, temperature=0.0) for i in range(4)]
@@ -339,10 +342,6 @@ def test_figures_of_replicas_are_added() -> None:
         ({"tensor_parallel_size": 3, **THREADS}, "cannot deal out 4 heads.*possible: 1, 2, 4"),
         ({"pipeline_parallel_size": 3, **THREADS}, "more than the model's 2 layers"),
         ({"enable_expert_parallel": True}, "no experts to deal out"),
-        (
-            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, **HALVES},
-            "does not cut rows of drafts",
-        ),
         ({"distributed_executor_backend": "ray", "nnodes": 2, "tensor_parallel_size": 2}, "finds hosts by itself"),
         ({"distributed_executor_backend": "spawn"}, "must be mp, ray or threads"),
         ({"tensor_parallel_size": 2, "device": "sim:1"}, "are threads"),

@@ -17,9 +17,11 @@ from tests.engine.tiny_encoder_decoders import START, reader, recording, save, t
 from tests.multimodal import test_gemma3n, test_sounds, tiny_sight
 from tests.multimodal.test_engine import info_of, prompts
 from tests.multimodal.tiny_sight import FAMILIES, sighted
-from tests.parallel.test_engine import THREADS, compare
+from tests.parallel.test_engine import HALVES, THREADS, compare
 
 TP: dict[str, Any] = THREADS | {"tensor_parallel_size": 2, "run_ahead": 2}
+WAYS: tuple[dict[str, Any], ...] = ({"run_ahead": 0}, TP, TP | HALVES, HALVES | {"run_ahead": 0})
+"""One rank, two, and in halves: those of steps in which tokens see later ones are left whole."""
 
 
 def asked(kind: str, item: int) -> AddRequest:
@@ -31,12 +33,13 @@ def asked(kind: str, item: int) -> AddRequest:
 def test_encoder_decoders(kind: str, tmp_path: Path) -> None:
     folder = save(whisper() if kind == "whisper" else reader(kind), tmp_path)
     found = []
-    for more in ({"run_ahead": 0}, TP):
+    for more in WAYS:
         core = build_engine(tiny_encoder_decoders.arguments(folder, **more), progress=False)
         found.append(run(core, [asked(kind, item) for item in range(4)]))
         core.check_integrity()
         core.shutdown()
-    compare(found[1], found[0])
+    for each in found[1:]:
+        compare(each, found[0])
 
 
 QUICK = ("gemma3", "qwen3", "smolvlm")
@@ -47,7 +50,7 @@ QUICK = ("gemma3", "qwen3", "smolvlm")
 )
 def test_sight(name: str) -> None:
     folder, found = sighted(name).folder, []
-    for more in ({"run_ahead": 0}, TP):
+    for more in WAYS:
         core = build_engine(tiny_sight.arguments(folder, **more), progress=False)
         info = info_of(core)
         made = [
@@ -55,6 +58,20 @@ def test_sight(name: str) -> None:
             for n, parts in enumerate(prompts(name)[:4])
         ]
         found.append(run(core, made))
+        core.shutdown()
+    for each in found[1:]:
+        compare(each, found[0])
+
+
+LATE = TP | HALVES | {"device": "sim:9"}
+
+
+def test_halves_of_speech_on_the_simulated_device(tmp_path: Path) -> None:
+    """Each rank has a device that runs late; a half reads what the encoder has made of the tokens that are its own."""
+    folder, found = save(whisper(), tmp_path), []
+    for more in ({"run_ahead": 0}, LATE):
+        core = build_engine(tiny_encoder_decoders.arguments(folder, **more), progress=False)
+        found.append(run(core, [asked("whisper", item) for item in range(3)]))
         core.shutdown()
     compare(found[1], found[0])
 
@@ -64,7 +81,7 @@ def test_hearing(name: str) -> None:
     """Recordings, in a model whose media have words of their own and in one that sees, too."""
     folder, found = sighted(name).folder, []
     spoken = test_gemma3n.prompts if name == "gemma3n" else test_sounds.prompts
-    for more in ({"run_ahead": 0}, TP):
+    for more in WAYS:
         core = build_engine(tiny_sight.arguments(folder, **more), progress=False)
         info = info_of(core)
         made = [
@@ -72,7 +89,8 @@ def test_hearing(name: str) -> None:
         ]
         found.append(run(core, made))
         core.shutdown()
-    compare(found[1], found[0])
+    for each in found[1:]:
+        compare(each, found[0])
 
 
 @pytest.mark.parametrize(

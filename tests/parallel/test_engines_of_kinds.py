@@ -20,7 +20,7 @@ from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import close
 from tests.engine.tiny_grammars import PATTERN, VOCABULARY, automaton
 from tests.parallel.families import configuration, write
-from tests.parallel.test_engine import THREADS, compare
+from tests.parallel.test_engine import HALVES, THREADS, compare
 from tests.parallel.waits import watched
 from tests.runner.small_shapes import use_few_tails
 
@@ -137,18 +137,21 @@ def test_ahead_with_drafts_on_the_simulated_device(
 
 
 def test_states_are_found_again(tmp_path: Path) -> None:
-    """With room for all, the second of two that begin alike goes on from a checkpoint that every rank has kept."""
+    """With room for all, the second of two that begin alike goes on from a checkpoint that every rank has kept; in halves, too,
+    whose checkpoints are copied once for both."""
     write(configuration("qwen3-next-moe")[1], tmp_path)
+    two: dict[str, Any] = THREADS | {"tensor_parallel_size": 2, "run_ahead": 2}
     found = []
     for more in (
         {"enable_prefix_caching": False},
-        THREADS | {"tensor_parallel_size": 2, "run_ahead": 2, "device": "sim:5"},
+        two | {"device": "sim:5"},
+        two | HALVES,
+        two | HALVES | {"speculative_config": DRAFTS},
     ):
         core = build_engine(arguments(tmp_path, **more), progress=False, thresholds=OFTEN)
         core.learn(VOCABULARY)
         found += [run(core, requests()) for _ in range(2)]
-        hits = core.stats().prefix_cache_hits
+        assert core.stats().prefix_cache_hits or "tensor_parallel_size" not in more
         core.shutdown()
     for each in found[1:]:
         compare(each, found[0])
-    assert hits

@@ -20,6 +20,8 @@ from headway.engine.boot import build_engine
 from headway.engine.client import ThreadClient
 from headway.engine.process import ProcessClient
 from headway.engine.replicas import ReplicaClient
+from headway.runner import halves
+from headway.state.batch import StepBatch
 from tests.engine.harness import Answer, request, run
 from tests.engine.tiny_grammars import VOCABULARY
 from tests.engine.tiny_llama import CONFIG, KV_BLOCK_BYTES
@@ -177,15 +179,45 @@ def test_drafts(folder: Path) -> None:
         client.close()
 
 
-@pytest.mark.parametrize(("seed", "depth", "more"), [(3, 2, HALVES)])
+@pytest.mark.parametrize(
+    ("depth", "more"), [(0, {}), (2, {"max_num_batched_tokens": 24}), (1, {"tensor_parallel_size": 2})]
+)
+def test_replicas_halve_steps_that_replay_no_graphs(
+    folder: Path, oracle: dict[str, Answer], depth: int, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has tokens of its own, so all know is a bound: no half is larger than half of it, and one may be padding alone."""
+    cut, seen = halves.cut, list[tuple[int, ...]]()
+
+    def noted(batch: StepBatch) -> Any:
+        found = cut(batch)
+        seen.append((batch.most_tokens, len(batch.input_ids), *(each.most_tokens for each in found[0])))
+        for each in found[0]:
+            assert len(each.input_ids) <= each.most_tokens or not batch.most_tokens
+        return found
+
+    monkeypatch.setattr(halves, "cut", noted)
+    client = replicas(folder, run_ahead=depth, **THREADS | HALVES | more)
+    try:
+        compare(answers_of(client, some()), oracle)
+        compare(answers_of(client, some()[:1]), {"r0": oracle["r0"]})
+    finally:
+        client.close()
+    shared = [each for each in seen if each[0]]
+    assert all(each[2] == each[3] == -(-each[0] // 2) for each in shared)
+    assert any(most > 8 for most, *_ in shared), "steps with prompts"
+    assert any(tokens == 1 for _, tokens, *_ in shared), "a replica with one row, or none"
+
+
+@pytest.mark.parametrize(("seed", "depth", "more"), [(3, 2, HALVES), (4, 2, HALVES | {"enforce_eager": True})])
 def test_on_the_simulated_device(
     folder: Path, oracle: dict[str, Answer], seed: int, depth: int, more: dict[str, Any]
 ) -> None:
-    """Each replica has a device of its own that runs late; steps that replay graphs are cut into halves."""
+    """Each replica has a device of its own that runs late; steps are cut into halves, in graphs and not."""
     client = replicas(folder, device=f"sim:{seed}", run_ahead=depth, **THREADS | more)
     try:
         compare(answers_of(client, some()[:4]), {f"r{nth}": oracle[f"r{nth}"] for nth in range(4)})
-        assert client.stats().num_graph_steps, "steps of decode rows alone replay graphs of the agreed size"
+        replays = client.stats().num_graph_steps
+        assert bool(replays) != ("enforce_eager" in more), "steps of decode rows alone replay graphs of the agreed size"
     finally:
         client.close()
 
@@ -224,7 +256,10 @@ def test_a_replica_that_does_not_start_ends_the_others(folder: Path, tmp_path: P
     ("wrong", "says"),
     [
         ({"pipeline_parallel_size": 2, **THREADS}, "leave out pipeline_parallel_size"),
-        ({"enable_dbo": True}, "those that replay graphs"),
+        (
+            {"enable_dbo": True, "speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            "as much for each half as for the whole",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(folder: Path, wrong: dict[str, Any], says: str) -> None:

@@ -19,8 +19,6 @@ ODD = "llama-one-kv-head"
 QUICK = ("llama-tied-sharded", "llama-biases", "qwen3-bias-window", "olmo2", "qwen2-upper-window")
 """Of the others one of each family is in test_families.py, against one rank instead of transformers, which is cheaper."""
 ONE_LAYER = "llama-no-grouping"
-BETWEEN = {"gemma3n": "stages do not hand on", "gemma4-shared": "caches, and of 2 stages they are on two"}
-"""What their names begin with: their layers need more of those before than hidden states."""
 SLOW = [name for name in TINY if name not in (*QUICK, ODD)]
 
 
@@ -52,12 +50,7 @@ def test_two_parts_of_the_others(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [name for name in (*QUICK, *SLOW) if name != ONE_LAYER])
 @pytest.mark.parametrize("mesh", [Mesh(4, 1), Mesh(1, 2), Mesh(2, 2)], ids=str)
 def test_other_meshes_of_all(name: str, mesh: Mesh, tmp_path: Path) -> None:
-    refused = next((why for begin, why in BETWEEN.items() if name.startswith(begin)), None)
-    if mesh.pipeline == 1 or refused is None:
-        check(name, mesh, tmp_path)
-        return
-    with pytest.raises(UnsupportedModelError, match=refused):
-        check(name, mesh, tmp_path)
+    check(name, mesh, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["olmo2", "llama-tied-sharded"])

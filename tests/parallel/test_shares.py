@@ -317,6 +317,19 @@ def test_every_rank_has_a_place_of_its_own(tensor: int, pipeline: int) -> None:
         places[0].layers(pipeline - 1)
 
 
+@pytest.mark.parametrize(
+    ("layers", "stages", "barred", "starts"),
+    [
+        (6, 2, (), [0, 3]), (6, 2, (3,), [0, 2]), (6, 2, (2, 3, 4), [0, 1]), (35, 2, range(19, 35), [0, 18]),
+        (35, 2, range(17, 35), [0, 16]), (9, 3, (3,), [0, 2, 5]), (9, 3, (3, 6), [0, 2, 5]), (5, 2, (1, 3), [0, 2]),
+        (4, 2, (1, 2, 3), [0, 2]), (5, 3, (1, 2, 3), [0, 2, 4]),
+    ],
+)  # fmt: skip
+def test_no_stage_begins_with_a_barred_layer(layers: int, stages: int, barred: Any, starts: list[int]) -> None:
+    """The longest is as short as can be; where all ways are barred, which is refused elsewhere, none counts."""
+    assert stage_starts(layers, stages, barred) == starts
+
+
 def test_names_tell_what_there_are_several_of() -> None:
     assert Mesh(replica=1, replicas=2).name == "rank 0 (replica 1)"
     assert Mesh(2, 1, 1, 1, 3).name == "rank 1 (replica 1, part 1)"

@@ -183,7 +183,7 @@ def test_what_is_added_behind_later_stages_is_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "why"),
     [
-        ({"num_kv_shared_layers": 2}, "layer 2 reads what layer 0 caches, and of 2 stages they are on two"),
+        ({"num_kv_shared_layers": 2}, "layer 2 reads what layer 0 caches, and 2 stages are too many"),
         ({"hidden_size_per_layer_input": 4}, "from embeddings, pictures among them, which later stages do not have"),
     ],
 )

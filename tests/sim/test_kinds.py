@@ -13,29 +13,16 @@ from tests.engine.test_depths import FEATURES
 from tests.sim.kinds import KINDS, check, known, options, refusals
 
 PAGE = Path(__file__).parents[2] / "docs" / "proof.md"
-SEEN_WHOLE = "an encoder, whose outputs belong to whole rows"
-STATES = {"halved steps": "has states, whose chunk tables are the whole step's"}
-LATENTS = {"halved steps": "caches latents, whose kernels are chosen by the whole step"}
-BETWEEN = {"stages": "does something between its layers that stages do not hand on"}
-SHARED = {"stages": "caches, and of 2 stages they are on two"}
 REFUSED: dict[str, dict[str, str]] = {
-    "latents": LATENTS,
-    "indexer": LATENTS,
     "states alone": {
         "a draft model": "no layer of the model keeps every token, so there are no blocks for a drafter's keys",
         "8-bit keys and values": "Mamba2ForCausalLM caches no keys and values",
-        **STATES,
     },
-    "state beside keys": STATES,
-    "delta rule": STATES,
-    "fast prefill": BETWEEN,
-    "fast prefill, drafts": SHARED,
-    "sight": {"a draft model": "sees pictures, and a draft model does not", "halved steps": SEEN_WHOLE},
+    "sight": {"a draft model": "sees pictures, and a draft model does not"},
     "hearing": {
         "drafts by n-grams": "has an encoder, and drafts beside one are not made",
         "a draft model": "has an encoder, and drafts beside one are not made",
         "pooling": "generates, and cannot pool",
-        "halved steps": SEEN_WHOLE,
     },
 }
 """Of ``options``, with why; what is not here is served."""

@@ -44,7 +44,7 @@ def step_invariants() -> list[tuple[str, Callable[[tuple[Any, ...]], After]]]:
     checks += [(name, partial(watch.check, name)) for name in STATE_OPS]
     checks += [("copy_states", watch.check_copies), ("replay_rows", watch.check_replays)]
     keys = KeyWatch()
-    checks += [(name, keys.begin) for name in ("step_unpack", "chain_unpack", "embed")]
+    checks += [("step_unpack", keys.begin), ("chain_unpack", keys.begin), ("embed", keys.embed)]
     checks += [("rope_kv_write", keys.note), ("decode_attention", keys.decode), ("paged_attention", keys.check)]
     return [(name, partial(_check_named, name, check)) for name, check in checks]
 

@@ -12,14 +12,22 @@ from headway.device.sim.errors import need
 
 
 class KeyWatch:
-    """What the pass has written so far, by place of each cache."""
+    """What the step has written so far, by place of each cache; and what it has since its last embedding, whose kernel waits:
+    all that was written before has landed when the second kernel behind it starts (``triton_early``, 2). Of a step in halves
+    each has one."""
 
     def __init__(self) -> None:
         self._written: dict[int, torch.Tensor] = {}
+        self._fresh: dict[int, torch.Tensor] = {}
 
     def begin(self, args: Any) -> None:
-        """A pass begins: whatever was written before has landed when its second kernel starts (``triton_early``, 2)."""
+        """A step begins, or a pass of a drafter."""
         self._written.clear()
+        self._fresh.clear()
+
+    def embed(self, args: Any) -> None:
+        """A pass begins."""
+        self._fresh.clear()
 
     def note(self, args: Any) -> None:
         """The op writes keys at ``kv_slots``."""
@@ -27,16 +35,16 @@ class KeyWatch:
         if cache.shape[2] == 0:  # queries alone
             return
         places = cache.shape[0] * cache.shape[1]
-        written = self._written.setdefault(cache.data_ptr(), torch.zeros(places, dtype=torch.bool))
-        written[slots[(slots >= 0) & (slots < places)].long()] = True
+        for kept in (self._written, self._fresh):
+            mine = kept.setdefault(cache.data_ptr(), torch.zeros(places, dtype=torch.bool))
+            mine[slots[(slots >= 0) & (slots < places)].long()] = True
 
     def decode(self, args: Any) -> None:
-        """``decode_attention``: what writes keys is noted. A layer that shares them reads all but its tokens' own early."""
-        if args.shares:
-            every = {"num_decode_rows": len(args.row_slots), "decode_rows": None, "reads_this_step": False}
-            self.check(SimpleNamespace(**vars(args) | every))
-        else:
+        """``decode_attention``: it reads all but its tokens' own keys early. What writes keys is noted."""
+        if not args.shares:
             self.note(args)
+        every = {"num_decode_rows": len(args.row_slots), "decode_rows": None, "reads_this_step": False}
+        self.check(SimpleNamespace(**vars(args) | every))
 
     def check(self, args: Any) -> None:
         """The newest keys of each row are written. Earlier ones of decode rows are not of this pass, or the op was told."""
@@ -46,7 +54,7 @@ class KeyWatch:
             args.seq_lens.tolist(),
             args.k_cache.shape[1],
         )
-        written = self._written.get(cache.data_ptr())
+        written, fresh = self._written.get(cache.data_ptr()), self._fresh.get(cache.data_ptr())
         count = (
             args.num_decode_rows if args.decode_rows is None else min(int(args.decode_rows[0]), args.num_decode_rows)
         )
@@ -60,14 +68,13 @@ class KeyWatch:
             least = max(oldest - args.window + 1, 0) if args.window else 0
             least = oldest // args.chunk * args.chunk if args.chunk else least
             position = torch.arange(least, length)
-            block = args.block_tables[slot, position // size].long()
-            fresh = written[block * size + position % size]
+            place = args.block_tables[slot, position // size].long() * size + position % size
             need(
-                bool(fresh[-queries:].all()),
+                bool(written[place[-queries:]].all()),
                 f"paged_attention: row {row} reads keys of its own tokens before they are written",
             )
             early = row < count and not args.reads_this_step
             need(
-                not (early and bool(fresh[:-queries].any())),
+                not (early and fresh is not None and bool(fresh[place[:-queries]].any())),
                 f"paged_attention: row {row} may read keys of this step before its kernel waits; say reads_this_step",
             )
