@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from headway.cli.bench.anchors import floors
+from headway.cli.bench.anchors import experts, floors
 from headway.cli.bench.anchors.floors import bandwidth
 from headway.cli.bench.anchors.table import known_figures
+from headway.models.layers import moe
 from tests.bench.test_anchors import by_name, full_bench, measure
 from tests.engine.tiny_llama import CONFIG
 
@@ -30,6 +31,15 @@ def test_experts_that_are_read_are_counted(tmp_path: Path) -> None:
     assert rows["mixture.experts_read_bs1"]["ours"] == 2
     assert 2 <= rows["mixture.experts_read_bs2"]["ours"] <= 4
     assert rows["mixture.floor_ms_by_experts_bs2"]["status"] == "not served"
+
+
+def test_functions_that_record_are_put_back_whatever_happens() -> None:
+    before = {name: vars(moe)[name] for name in vars(moe) if name.endswith("route_experts")}
+    assert len(before) == 2
+    with pytest.raises(KeyError), experts._recorded():
+        assert not any(vars(moe)[name] is own for name, own in before.items())
+        raise KeyError
+    assert all(vars(moe)[name] is own for name, own in before.items())
 
 
 def test_floors_of_mixtures_count_distinct_experts(tmp_path: Path) -> None:

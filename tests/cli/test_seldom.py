@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import importlib.metadata
 import io
 import random
+import signal
 import struct
 from pathlib import Path
 from types import SimpleNamespace
@@ -388,7 +390,33 @@ def test_nothing_of_a_load_goes_on_behind_its_end(stopped: bool) -> None:
         plan = Plan(url, "/v1/completions", {}, [Planned(i, 0.0, b"{}") for i in range(3)], None, 60.0)
         result = await load.run(plan, stop=stop)
         assert len(result.records) == (0 if stopped else 3)
+        assert gc.isenabled(), "it is off while requests are timed"
         return asyncio.all_tasks() - {asyncio.current_task()}
 
     with serving(lambda _: Answer(holds=stopped)) as server:
         assert asyncio.run(loaded(server.url)) == set()
+
+
+def test_an_interrupt_is_again_what_it_was_when_a_bench_ends() -> None:
+    """However it ends, and whether it was interrupted or not."""
+
+    async def ended(interrupts: int) -> None:
+        with online._interruptible() as stop:
+            assert signal.getsignal(signal.SIGINT) is not mine
+            for _ in range(interrupts):
+                signal.raise_signal(signal.SIGINT)
+                await asyncio.wait_for(stop.wait(), 30)
+            raise KeyError
+
+    def mine(*_: Any) -> None:
+        raise AssertionError
+
+    before = signal.signal(signal.SIGINT, mine)
+    try:
+        for interrupts in (0, 1):
+            with pytest.raises(KeyError), asyncio.Runner() as runner:
+                signal.signal(signal.SIGINT, mine)
+                runner.run(ended(interrupts))
+            assert signal.getsignal(signal.SIGINT) is mine
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -147,6 +147,23 @@ def test_counters() -> None:
     assert alone.core.watches
 
 
+def test_a_replica_sleeps_where_others_hold_its_next_step_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while a step of its own is under way, nor where nobody is to come."""
+    monkeypatch.setattr(core, "Scheduler", SimpleNamespace)
+    needed, slept = [True], list[str]()
+    accord = SimpleNamespace(
+        begin=lambda want: None, is_needed=lambda: needed[0], wait=lambda: slept.append("slept"), launched=no_wait
+    )
+    parts = Parts(accord=accord)
+    parts.scheduler.outlook = lambda: (3, 2, True)
+    assert not parts.core._next_step() and slept == ["slept"]
+    parts.core._in_flight.append("one")
+    assert not parts.core._next_step() and slept == ["slept"]
+    parts.core._in_flight.clear()
+    needed[0] = False
+    assert not parts.core._next_step() and slept == ["slept"]
+
+
 def test_when_there_is_work() -> None:
     needed: list[str] = []
     parts = Parts(accord=SimpleNamespace(is_needed=lambda: bool(needed)))

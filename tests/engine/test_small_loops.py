@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 from headway.core.automaton import Vocabulary
 from headway.core.config import EngineArgs
@@ -206,6 +209,42 @@ def test_an_engine_of_several_ranks_looks_up_now_and_then() -> None:
     sockets: Any = Sockets([channel.Shutdown()])
     child.serve(Core(watches=True, wakes=7), sockets)  # type: ignore[arg-type]
     assert sockets.asked == [(True, child.WATCH_MS, 7)]
+
+
+def test_an_engine_without_work_sleeps_until_a_command_or_a_letter_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turning in place of it would give the same answers, and take a core."""
+    sockets = child.Sockets(str(tmp_path))
+    sender = sockets.context.socket(zmq.PUSH)
+    sender.connect(f"ipc://{tmp_path}/commands")
+    mine, others = socket.socketpair()
+    slept: list[int | None] = []
+
+    class Poller(zmq.Poller):
+        def poll(self, timeout: int | None = None) -> list[tuple[Any, int]]:
+            """What is sent comes when somebody sleeps."""
+            slept.append(timeout)
+            wakes()
+            return super().poll(timeout)
+
+    def letter() -> None:
+        others.send(b"x")
+
+    def command() -> None:
+        mine.recv(1)
+        sender.send(channel.encode(channel.Shutdown()))
+
+    monkeypatch.setattr(zmq, "Poller", Poller)
+    wakes = letter
+    assert sockets.receive(True, 60_000, mine.fileno()) == []
+    wakes = command
+    assert sockets.receive(True, 60_000, mine.fileno()) == [channel.Shutdown()]
+    assert slept == [60_000] * 2
+    sender.close(0)
+    sockets.close()
+    mine.close()
+    others.close()
 
 
 def test_a_child_reports_how_it_began_and_how_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:

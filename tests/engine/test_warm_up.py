@@ -82,8 +82,11 @@ def test_graphs_of_steps_with_prompts_can_be_switched_off(
     core = build_engine(args, progress=False, device=PacedDevice(1.0))
     prompt, params = [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True, detokenize=False)
     core.add(AddRequest(request_id="a", prompt_token_ids=prompt, params=params, seed=0, eos_token_ids=[]))
-    core.step()
-    assert core.stats().num_graph_steps == int(on)
+    while core.has_work():
+        core.step()
+    stats = core.stats()
+    assert [each.replayed for each in stats.recent_steps][:1] == [on]
+    assert sum(each.replayed for each in stats.recent_steps) == stats.num_graph_steps
     core.shutdown()
 
 
@@ -101,6 +104,7 @@ def test_a_step_whose_launches_are_hidden_is_not_padded_by_much(
         while core.has_work():
             core.step()
         assert core.stats().num_graph_steps == replayed
+    assert [each.replayed for each in core.stats().recent_steps] == [False, True]
     core.shutdown()
 
 

@@ -144,6 +144,25 @@ def test_products_that_start_early_are_not_faster_for_more_rows(shape: DecoderSh
         assert all(times[a] <= times[b] + 1e-6 for a, b in pairwise(times) if b != 65), (junction, times)
 
 
+@pytest.mark.parametrize("wide", [4992, 19968])
+def test_shapes_that_were_not_measured_take_the_rules_tiles(wide: int) -> None:
+    """Asked for N x K as they are: both are numbers, and a tile of K x N would only be slower."""
+    card = card_of(table.current_device())
+    for outputs, inputs in ((wide, 640), (640, wide)):
+        for rows in (1, 7, 16):
+            few, early = (
+                skinny_tile_for("skinny_linear", rows, outputs, inputs),
+                mid_tile_for("mid_add", 5, outputs, inputs),
+            )
+            assert few == skinny_rule.best_tile("skinny_linear", row_bucket(rows), outputs, inputs, card)
+            assert early == mid_rule.best_tile("mid_add", 5, outputs, inputs, card)
+    turned = [
+        [rule.best_tile(kind, 1, *sizes, card) for sizes in ((wide, 640), (640, wide))]
+        for rule, kind in ((skinny_rule, "skinny_linear"), (mid_rule, "mid_add"))
+    ]
+    assert all(one != other for one, other in turned), "they differ"
+
+
 def test_a_width_that_passes_waste_takes_others() -> None:
     """Qwen2.5-7B's shape: at one row passes of 1,024 left an eighth of the last one empty, and eight rows were faster."""
     shape = DecoderShape(3584, 18944, 28, 4, 128, 152064, qkv_bias=True)

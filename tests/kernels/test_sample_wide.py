@@ -41,12 +41,14 @@ def _arguments(
     seed: int = 0,
     penalties: tuple[float, float, float] = OFF,
 ) -> list[torch.Tensor]:
-    rows = len(filters)
-    top_k, top_p, min_p = (list(column) for column in zip(*filters, strict=True))
-    tables = [ints(range(rows)), floats([1.0 + 0.5 * (row % 2) for row in range(rows)])]
-    seeds = ints([[seed + row, row] for row in range(rows)])
-    drawn_from = [ints(top_k), floats(top_p), floats(min_p), seeds, ints(range(rows))]
-    return [logits, *tables, *drawn_from, *penalty_tables.tables([penalties] * rows, logits.shape[1])]
+    """Row n is slot n + 1's: what is taken of a row's number in place of its slot's is another row's."""
+    rows, each = len(filters), [filters[-1], *filters]
+    slots = range(len(each))
+    top_k, top_p, min_p = (list(column) for column in zip(*each, strict=True))
+    tables = [ints(range(1, rows + 1)), floats([1.0 + 0.5 * (slot % 2) for slot in slots])]
+    seeds = ints([[seed + slot, slot] for slot in slots])
+    drawn_from = [ints(top_k), floats(top_p), floats(min_p), seeds, ints(slots)]
+    return [logits, *tables, *drawn_from, *penalty_tables.tables([penalties] * len(each), logits.shape[1])]
 
 
 def _draw(arguments: list[torch.Tensor], device: str, flags: int = 63, tile: tiles.SampleTile = TILE) -> torch.Tensor:
@@ -68,7 +70,7 @@ def _kept(arguments: list[torch.Tensor], device: str, monkeypatch: pytest.Monkey
         patch.setattr(triton, "_draw_wide", spied)
         _draw(arguments, device)
     records = seen[0].cpu()
-    x = arguments[0] / arguments[2][:, None] + 0.0
+    x = arguments[0] / arguments[2][1:, None] + 0.0
     bits = x.view(torch.int32)
     keys = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     for stage in records[:, STAGE.value].tolist():
@@ -84,8 +86,8 @@ def test_bounds_are_exact(spread: float, device: str, monkeypatch: pytest.Monkey
     filters = [*WIDE, (1300, 1.0, 0.7), (1300, 0.95, 0.6), *NARROW]  # min_p keeps fewer than the top_k of some
     arguments = _arguments(torch.randn(len(filters), 1500) * spread, filters)
     logits, _, heat, *columns = arguments
-    x = logits / heat[:, None]
-    bounds = _threshold(x, *(column[:, None] for column in columns[:3]))
+    x = logits / heat[1:, None]
+    bounds = _threshold(x, *(column[1:, None] for column in columns[:3]))
     found = 0
     for row, kept in enumerate(_kept(arguments, device, monkeypatch)):
         if kept is not None:
@@ -139,7 +141,8 @@ def test_a_wide_row_does_not_depend_on_its_batch(device: str, monkeypatch: pytes
     for splits in (1, 2):
         monkeypatch.setattr("headway.kernels.sample.triton.splits_for", lambda rows, segments, n=splits: n)
         assert torch.equal(_draw(arguments, device), together)
-    assert torch.equal(_draw([argument[:6] for argument in arguments], device, 63 - TWICE), together[:6])
+    few = [*(each[:6] for each in arguments[:2]), *arguments[2:]]
+    assert torch.equal(_draw(few, device, 63 - TWICE), together[:6])
 
 
 def test_missing_flags_only_cost_time(device: str) -> None:

@@ -120,6 +120,25 @@ def test_what_most_say_is_guessed_as_long_as_it_is_likely() -> None:
         check([text], [SHARED], kept, 4, 9, factor, least)
 
 
+@pytest.mark.parametrize(
+    ("size", "most", "answers", "reach", "wanted"),
+    [
+        (64, 3, [[8, 1, 2], [5], [6]], SHARED, [2, 1]),
+        (64, 2, [[8, 1, 2], [5], [6]], SHARED, [1, 1]),  # two are kept
+        (64, 3, [[8, 1, 2], [5], [6]], OWN, [1, 1]),
+        (10, 4, [[5], [5, 5], [5, 5], [8, 1, 2]], SHARED, [2, 1]),  # it goes on at the ring's begin
+        (10, 9, [[8, 1, 2], [5, 5], [5, 5], [5]], SHARED, [1, 1]),  # it is written over
+        (64, 3, [[2, 8, 1]], SHARED, [1, 1]),  # nothing follows
+    ],
+)
+def test_which_answers_count(size: int, most: int, answers: list[list[int]], reach: int, wanted: list[int]) -> None:
+    kept = Kept(size, most)
+    for answer in answers:
+        kept.add(answer)
+    assert guesses([0, 8, 1], kept, reach, 2, 9, 1.0, 0.1) == wanted
+    check([[0, 8, 1]], [reach], kept, 2, 9, 1.0, 0.1)
+
+
 def test_a_long_text_is_searched_in_parts() -> None:
     """Of more tokens than a program looks at once."""
     kept = Kept(35_000, 4)

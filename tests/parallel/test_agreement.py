@@ -173,6 +173,17 @@ def test_seconds_of_all_reasons_are_told_once() -> None:
         assert sum(each.seconds for each in found.values()) == pytest.approx(waited)
 
 
+def test_who_waits_for_others_sends_what_is_left_and_sleeps_at_its_box() -> None:
+    accord: Any = object.__new__(Accord)
+    done: list[Any] = []
+    accord.box = SimpleNamespace(flush=lambda: done.append("flush"), wait=done.append)
+    for awake in (False, True):
+        accord._waited, accord._agreement = 0.0, SimpleNamespace(awake=awake)
+        accord.wait()
+        assert (accord._waited > 0.0) is awake
+    assert done == ["flush", 0.05] * 2
+
+
 class Post:
     """Keeps what is sent."""
 

@@ -16,6 +16,7 @@ import pytest
 from fastapi import FastAPI
 
 from headway import AsyncLLM, ConfigError, SamplingParams
+from headway.core.task import Task
 from headway.server import tracing
 from headway.server.app import build_app
 from headway.server.settings import ServerSettings
@@ -71,6 +72,51 @@ def test_a_span_tells_sizes_times_and_the_end_but_no_text(monkeypatch: pytest.Mo
     assert span.end_time - span.start_time == pytest.approx(said["gen_ai.latency.e2e"] * 1e9, abs=1e4)
     assert span.resource.attributes["service.name"] == "headway"
     assert "secret" not in str(said)
+
+
+def completion(first: float | None, last: float | None, queued: float | None, end: str | None) -> Any:
+    """One answer of a request."""
+    return SimpleNamespace(first_token_at=first, last_token_at=last, queue_seconds=queued, finish_reason=end)
+
+
+def test_each_figure_of_a_span_is_the_one_that_its_name_says() -> None:
+    """Of several answers that begin and end at different times, one of which gives nothing."""
+    params = SamplingParams(max_tokens=7, temperature=0.5, top_p=0.25)
+    request: Any = SimpleNamespace(
+        prepared=SimpleNamespace(params=params, prompt_token_ids=[1, 2, 3]), request_id="r", arrived=100.0,
+        num_generated=11, completions=[completion(104.0, 120.0, 1.5, "stop"), completion(109.0, 132.0, 2.5, "length"),
+                                       completion(None, None, None, None)],
+    )  # fmt: skip
+    said = tracing.attributes(request, "tiny", 164.0)
+    assert {name.removeprefix("gen_ai."): value for name, value in said.items()} == {
+        "provider.name": "headway", "request.model": "tiny", "response.model": "tiny", "request.id": "r", "request.n": 3,
+        "request.max_tokens": 7, "request.temperature": 0.5, "request.top_p": 0.25,
+        "response.finish_reasons": ["stop", "length", "error"], "usage.input_tokens": 3, "usage.output_tokens": 11,
+        "usage.prompt_tokens": 3, "usage.completion_tokens": 11, "latency.e2e": 64.0, "latency.time_in_queue": 1.5,
+        "latency.time_to_first_token": 4.0, "latency.time_in_model_decode": 28.0, "latency.time_in_model_prefill": 2.5,
+        "latency.time_in_model_inference": 30.5,
+    }  # fmt: skip
+    request.completions = [completion(104.0, 120.0, None, "stop")]
+    named = {name for name in tracing.attributes(request, "tiny", 164.0) if "latency" in name}
+    assert named == {f"gen_ai.latency.{name}" for name in ("e2e", "time_to_first_token", "time_in_model_decode")}
+
+
+@pytest.mark.parametrize(
+    ("aborted", "error", "end"), [(True, "x", "abort"), (False, "x", "error"), (False, None, "stop")]
+)
+def test_each_figure_of_a_span_of_texts_is_the_one_that_its_name_says(
+    aborted: bool, error: str | None, end: str
+) -> None:
+    group: Any = SimpleNamespace(
+        wanted=SimpleNamespace(task=Task.EMBED), request_id="r", messages=["a", "b"], aborted=aborted, error=error,
+        num_tokens=9, arrived=100.0, queue_seconds=1.5,
+    )  # fmt: skip
+    assert tracing.pooling_attributes(group, "tiny", 164.0) == {
+        "gen_ai.provider.name": "headway", "gen_ai.operation.name": "embeddings", "gen_ai.request.model": "tiny",
+        "gen_ai.response.model": "tiny", "gen_ai.request.id": "r", "gen_ai.request.n": 2,
+        "gen_ai.response.finish_reasons": [end], "gen_ai.usage.input_tokens": 9, "gen_ai.usage.prompt_tokens": 9,
+        "gen_ai.latency.e2e": 64.0, "gen_ai.latency.time_in_queue": 1.5,
+    }  # fmt: skip
 
 
 @needs_otel

@@ -48,7 +48,7 @@ from tests.sim.harness import simulated
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False}
 CHECKPOINTS = 2
-_SMALL: Mapping[str, Any] = MappingProxyType(
+SMALL: Mapping[str, Any] = MappingProxyType(
     {
         "headway.scheduler.cache.state.LEAST_BLOCKS": 1, "headway.engine.sizes.CHECKPOINTS_PER_SLOT": CHECKPOINTS / 6,
         "headway.engine.sizes.CHECKPOINT_SHARE": 1.0, "headway.core.latents.SHORT_ROW": 4,
@@ -290,7 +290,7 @@ def check(kind: Kind, tolerance: float = 1e-3) -> Seen:
         tolerance: of log-probabilities; models with states differ as much by how their texts are cut.
     """
     with pytest.MonkeyPatch.context() as patch, _log() as told:
-        for name, value in _SMALL.items():
+        for name, value in SMALL.items():
             patch.setattr(name, value)
         patch.setattr(oracle, "ROUNDING", tolerance)
         core = kind.plain()
