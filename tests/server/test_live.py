@@ -61,9 +61,9 @@ def is_free(live: Live) -> bool:
     with ThreadPoolExecutor(SLOTS) as pool, live.client() as client:
 
         def ask(_: int) -> httpx.Response:
-            """Until the server has heard of all who left, its queue may still be full."""
+            """Until the server has heard of all who left, its queue, or its connections, may still be full."""
             answers = iter(lambda: client.post(PATH, json={"prompt": "hello", "max_tokens": 6}), None)
-            return next(answer for answer in answers if answer.status_code != 429)
+            return next(answer for answer in answers if answer.status_code not in (429, 503))
 
         answers = list(pool.map(ask, range(SLOTS)))
     return all(answer.json()["choices"][0]["text"] == "hello" for answer in answers)
