@@ -51,6 +51,11 @@ class Machine:
         self.calls: list[tuple[list[list[int]], list[SamplingParams]]] = []
         self.opened: list[dict[str, Any]] = []
         self.model_info = SimpleNamespace(vocab_size=300, tasks=(Task.EMBED,))
+        self.room = 10**9  # rows that there is memory for
+        self.preempted = 0
+
+    def stats(self) -> SimpleNamespace:
+        return SimpleNamespace(num_preemptions=self.preempted)
 
     @contextmanager
     def open(self, bench: Bench, **given: Any) -> Iterator[Machine]:
@@ -62,6 +67,7 @@ class Machine:
     ) -> list[RequestOutput]:
         assert use_tqdm is False
         self.calls.append((prompts, list(params)))
+        self.preempted += max(0, len(prompts) - self.room)
         self.now += PROMPT_SECONDS * sum(map(len, prompts))
         self.now += STEP_SECONDS * max(each.max_tokens or 0 for each in params) * (1 + sum(map(cost, params)))
         return [
@@ -122,6 +128,15 @@ def test_generation(machine: Machine, tmp_path: Path) -> None:
     assert [each["run_ahead"] for each in machine.opened] == [0, 4], "the check's own, and the measured one"
     alone = [prompts for prompts, _ in machine.calls if list(map(len, prompts)) == [20]]
     assert len(alone) == 2 * generation.ALONE_REPEATS and len({str(prompts) for prompts in alone}) == len(alone)
+
+
+def test_rows_that_were_preempted_give_no_figure(machine: Machine, tmp_path: Path) -> None:
+    machine.room = 2
+    bench = bench_of(tmp_path, full=False, runs=1)
+    generation.measure(bench)
+    found = {row.name.partition(".")[2]: row for row in bench.table.rows()}
+    assert found["itl_ms_short_bs2"].runs and not found["itl_ms_short_bs5"].runs
+    assert "preempted for want of memory" in found["itl_ms_short_bs5"].note
 
 
 def test_shapes_whose_features_are_not_measured(machine: Machine, tmp_path: Path) -> None:

@@ -215,8 +215,11 @@ def step_ms(
         lengths: tokens generated in the shorter and in the longer call.
         kinds: sampling parameters, of row i the i-th, and so on from the first again.
         repeats: of each length so many calls are made and the shortest counts, where a percent matters: prefill varies by more.
+
+    Raises:
+        RequestFailedError: rows were preempted: what they compute again is no step.
     """
-    rng = random.Random(seed)
+    rng, preempted = random.Random(seed), llm.stats().num_preemptions
 
     def spent(num_tokens: int) -> float:
         prompts = random_prompts(rng, rows, prompt, llm.model_info.vocab_size)
@@ -224,4 +227,10 @@ def step_ms(
 
     short, long = lengths
     few, many = (min(spent(length) for _ in range(repeats)) for length in (short, long))
+    preempted = llm.stats().num_preemptions - preempted
+    if preempted:
+        raise RequestFailedError(
+            f"{preempted} of {rows} rows were preempted for want of memory and computed again, which is no decode step; "
+            "measure fewer rows, or on a card with more memory"
+        )
     return (many - few) / (long - short) * 1e3
