@@ -143,8 +143,8 @@ def _barred(config: DecoderConfig) -> set[int]:
         mixer = block.mixer
         if isinstance(mixer, MLASpec) and mixer.index is not None and mixer.index.shared:
             found.add(layer)
-    sight: SightConfig | None = getattr(config, "sight", None)
-    return found if sight is None else found | {*range(1, len(sight.vision.deepstack))}
+    sight = getattr(config, "sight", None)
+    return found | {*range(1, len(sight.vision.deepstack))} if isinstance(sight, SightConfig) else found
 
 
 def _knows_stages(model: type, name: str) -> bool:

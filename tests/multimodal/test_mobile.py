@@ -165,6 +165,11 @@ def folder() -> str:
     return str(found)
 
 
+def test_stages_are_refused_by_name() -> None:
+    with pytest.raises(UnsupportedModelError, match="pictures among them, which later stages do not have"):
+        LLM(folder(), **options(**ROOM), pipeline_parallel_size=2)
+
+
 def test_pictures_through_llm() -> None:
     """A picture, its file and ids give the same prompt and answer, in long steps and short ones; another picture gives another
     prefix; a video is not served."""
