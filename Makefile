@@ -22,8 +22,8 @@ TORCH_INDEX_URL ?=
 # SYSTEM_SITE=1 lets .venv see the packages of PYTHON, for images that ship torch.
 SYSTEM_SITE ?=
 TORCH_RANGE := torch>=2.11,<3
-# Processes that the types' check and the tests are shared out to.
-TEST_PROCESSES ?= 2
+# Processes that the types' check and the tests are shared out to: more than two cores, since some tests wait for others' ends.
+TEST_PROCESSES ?= 3
 EXAMPLES ?= 20
 HAS_GPU := $(firstword $(wildcard /dev/nvidia0 /proc/driver/nvidia/version) $(shell command -v nvidia-smi))
 ifeq ($(shell uname -s)-$(HAS_GPU)$(SYSTEM_SITE),Linux-)

@@ -21,7 +21,6 @@ from headway.speculative.rejection import Rejection
 from tests.engine.harness import Answer, request
 from tests.engine.tiny_llama import save_tiny_llama
 from tests.parallel.test_engine import HALVES, THREADS, all_features, compare, played
-from tests.runner.small_shapes import use_few_tails
 from tests.sim.harness import folder_of_model
 from tests.speculative import tiny_mtp
 from tests.speculative.tiny_dflash import KINDS, save_dflash
@@ -199,7 +198,6 @@ def test_the_first_rank_has_the_say_on_what_is_accepted(monkeypatch: pytest.Monk
     [("eagle3", 2, 41), *(pytest.param(each, 4, 42, marks=pytest.mark.soak) for each in METHODS)],
 )
 def test_on_the_simulated_device(method: str, depth: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_few_tails(monkeypatch)
     small: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 12, "run_ahead": depth}
     found = answers_of(method, requests(), device=f"sim:{seed}", **small, **TWO)
     compare(found[0], one_rank(method, 0.0)[0])

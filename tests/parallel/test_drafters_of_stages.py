@@ -23,7 +23,6 @@ from tests.parallel.families import write
 from tests.parallel.test_drafters import METHODS, answers_of, arguments, one_rank, requests
 from tests.parallel.test_engine import THREADS, all_features, compare, played
 from tests.parallel.waits import watched
-from tests.runner.small_shapes import use_few_tails
 from tests.speculative.tiny_eagle import save_eagle
 
 TWO: dict[str, Any] = {**THREADS, "distributed_timeout_seconds": 20, "pipeline_parallel_size": 2}
@@ -142,7 +141,6 @@ def test_a_head_reads_layers_of_every_stage(deep: tuple[str, dict[str, Any]], mo
 def test_three_stages_on_the_simulated_device(
     deep: tuple[str, dict[str, Any]], depth: int, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use_few_tails(monkeypatch)
     found, stats = of_deep(deep, requests(), run_ahead=depth, device=f"sim:{seed}", **THREE)
     compare(found, of_deep(deep, requests())[0])
     assert stats.num_draft_tokens > 0 and stats.num_graph_steps
@@ -200,7 +198,6 @@ def test_stages_of_parts(method: str, depth: int) -> None:
     [("eagle3", 2, 75), *(pytest.param(each, 4, 77, marks=pytest.mark.soak) for each in METHODS)],
 )
 def test_on_the_simulated_device(method: str, depth: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    use_few_tails(monkeypatch)
     small: dict[str, Any] = {"max_num_seqs": 3, "max_num_batched_tokens": 16, "run_ahead": depth}
     with watched() as waits:
         found, stats = answers_of(method, requests(), device=f"sim:{seed}", **small, **TWO)

@@ -22,7 +22,6 @@ from tests.engine.tiny_grammars import PATTERN, VOCABULARY, automaton
 from tests.parallel.families import configuration, write
 from tests.parallel.test_engine import HALVES, THREADS, compare
 from tests.parallel.waits import watched
-from tests.runner.small_shapes import use_few_tails
 
 KINDS = ("v2-lite", "v3.2-yarn-biases", "falcon-h1", "qwen3-next-moe", "gpt-oss", "gemma3n-shared", "gemma4-shared")
 """Latents, an indexer, states beside attention, states cut by heads and experts, sinks and windows, keys of other layers."""
@@ -125,12 +124,8 @@ def test_without_run_ahead(kind: tuple[str, Path], wanted: dict[str, Answer]) ->
 @pytest.mark.parametrize(
     "kind", [name if name in AHEAD else pytest.param(name, marks=pytest.mark.soak) for name in KINDS], indirect=True
 )
-def test_ahead_with_drafts_on_the_simulated_device(
-    kind: tuple[str, Path], wanted: dict[str, Answer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All ranks guess by themselves, keep rings of inputs for what is rejected, and replay graphs: the first kind all."""
-    if kind[0] != KINDS[0]:
-        use_few_tails(monkeypatch)
+def test_ahead_with_drafts_on_the_simulated_device(kind: tuple[str, Path], wanted: dict[str, Answer]) -> None:
+    """All ranks guess by themselves, keep rings of inputs for what is rejected, and replay graphs."""
     stats = check(kind, wanted, device="sim:31", run_ahead=2, speculative_config=DRAFTS)
     assert stats.num_accepted_tokens and stats.num_graph_steps
     assert stats.num_preemptions or kind[0] == "gpt-oss", "its windows leave room for all"
