@@ -10,11 +10,11 @@ from tests.house.source import ROOT, python_sources, text_sources
 BUDGET = {
     "cli": 6_110, "server": 7_482, "api": 10_609, "engine": 5_198, "runner": 3_050, "speculative": 1_863, "multimodal": 1_197,
     "models": 17_044, "attention": 805, "recurrent": 227, "sampling": 859, "pooling": 260, "state": 886, "parallel": 2_124,
-    "scheduler": 2_985, "device": 3_079, "kernels": 28_395, "weights": 1_705, "core": 2_856,
+    "scheduler": 2_985, "device": 3_079, "kernels": 28_391, "weights": 1_705, "core": 2_856,
 }  # fmt: skip
 """Lines of Python that each floor may have once all fifteen systems of the design stand. To move lines between floors,
 change both numbers in the commit that needs it, and say why there. ``syncs`` is a distribution of its own."""
-WHOLE_BUDGET = 96_734
+WHOLE_BUDGET = 96_730
 
 
 @pytest.mark.parametrize("rule", rules.PYTHON_RULES, ids=lambda rule: rule.__name__)

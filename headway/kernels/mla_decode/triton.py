@@ -68,6 +68,17 @@ def find_queries(
 
 
 @triton.jit
+def weigh_parts(acc, total, best, top, parts):
+    """Adds parts of a row: (weighed sum [N], sum of weights, greatest log) with ``parts`` [P, N] of base-2 logs ``top`` [P]."""
+    new_best = tl.maximum(best, tl.max(top, axis=0))
+    shift = tl.where(new_best == float("-inf"), 0.0, new_best)
+    weight = tl.exp2(top - shift)
+    decay = tl.exp2(best - shift)
+    acc = acc * decay + tl.sum(parts * weight[:, None], axis=0)
+    return acc, total * decay + tl.sum(weight, axis=0), new_best
+
+
+@triton.jit
 def split_plan(keys, num_splits, min_tiles, BLOCK_N: tl.constexpr):
     """(tiles, tiles of a split, splits in use) of so many keys."""
     tiles = (keys + BLOCK_N - 1) // BLOCK_N
@@ -220,12 +231,6 @@ def mla_merge_kernel(
         top = tl.load(top_ptr + first + split, mask=there, other=float("-inf"))
         at_part = partial_ptr + (first + split)[:, None] * RANK + dim[None, :]
         part = tl.load(at_part, mask=there[:, None] & in_rank[None, :], other=0.0)
-        new_best = tl.maximum(best, tl.max(top, axis=0))
-        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weight = tl.exp2(top - shift)
-        decay = tl.exp2(best - shift)
-        acc = acc * decay + tl.sum(part * weight[:, None], axis=0)
-        total = total * decay + tl.sum(weight, axis=0)
-        best = new_best
+        acc, total, best = weigh_parts(acc, total, best, top, part)
     result = acc / tl.where(total > 0.0, total, 1.0)
     tl.store(out_ptr + (head * num_tokens + at) * RANK + dim, result.to(out_ptr.dtype.element_ty), mask=in_rank)

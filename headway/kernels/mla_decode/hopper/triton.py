@@ -21,14 +21,11 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from headway.kernels.mla_decode.hopper.triton_merge import LANES, WORTH
 from headway.kernels.paged_attention.hopper.triton_prefill import LOG2E, PANEL, find_pages, fold
 
 MEMBERS = gl.constexpr(64)
 """Queries times heads of a program: the rows of a warpgroup's product."""
-WORTH = gl.constexpr(8)
-"""As ``triton_merge`` has it."""
-LANES = gl.constexpr(256)
-"""Units that are looked at together."""
 
 
 @gluon.jit
@@ -189,8 +186,8 @@ def attend_tiles(
     q_smem, turned_smem, kept_smem, keys_smem, p_smem, bars, tile, stop, slot, keys, newest, factor,
     S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """(sums over the latents [MEMBERS, RANK], sums of weights, greatest scores) of a unit's tiles,
-    which are in the ring's slots from ``slot`` on."""
+    """(sums over the latents [MEMBERS, RANK], sums of weights, greatest scores) of a unit's tiles, which are in the ring's
+    slots from ``slot`` on."""
     _, _, full, empty = bars
     STAGES: gl.constexpr = kept_smem.shape[0]
     KEYS: gl.constexpr = kept_smem.shape[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from headway.kernels.mla_decode.triton import MERGED, find_queries
+from headway.kernels.mla_decode.triton import MERGED, find_queries, weigh_parts
 from headway.kernels.triton_early import start_next, wait_for_inputs
 
 LANES = tl.constexpr(256)
@@ -95,13 +95,7 @@ def merge_shares_kernel(
         top = tl.load(top_ptr + part, mask=there, other=float("-inf"))
         at_part = partial_ptr + part.to(tl.int64)[:, None] * RANK + dim[None, :]
         values = tl.load(at_part, mask=there[:, None], other=0.0)
-        new_best = tl.maximum(best, tl.max(top, axis=0))
-        shift = tl.where(new_best == float("-inf"), 0.0, new_best)
-        weight = tl.exp2(top - shift)
-        decay = tl.exp2(best - shift)
-        acc = acc * decay + tl.sum(values * weight[:, None], axis=0)
-        weighed = weighed * decay + tl.sum(weight, axis=0)
-        best = new_best
+        acc, weighed, best = weigh_parts(acc, weighed, best, top, values)
     result = acc / tl.where(weighed > 0.0, weighed, 1.0)
     at = (head.to(tl.int64) * num_tokens + token + nth) * RANK + dim
     tl.store(out_ptr + at, result.to(out_ptr.dtype.element_ty))
