@@ -210,7 +210,7 @@ class Executor:
                 self.body.edit_first(num_edits)
         elif step.only_decode:
             graphs, shape = decode, decode.shape_for(step.rows, cdiv(num_edits, self._config.edits_per_row), step.width)
-        elif prefill is None or self.body.halves(launch):
+        elif prefill is None or self.body.runs_in_halves(launch):
             return None  # halves must know how many of their rows decode
         else:
             graphs, shape = prefill, prefill.shape_for(*step[:4], launch.context_bound, step.width)

@@ -132,13 +132,13 @@ class StepBody:
         """int32 [number], slots of the rows of the step that was unpacked last."""
         return self._buffers.row_slots(number)
 
-    def halves(self, launch: Launch) -> bool:
+    def runs_in_halves(self, launch: Launch) -> bool:
         """Whether a step runs as two micro-batches: not one whose tokens see later ones. What other replicas run with this one
         is halved as all of them together want it."""
         tokens, decodes = launch.most_tokens or launch.shape.tokens, launch.shape.only_decode
-        return self._halves_of(tokens, launch.all_decode if launch.most_tokens else decodes, launch.media)
+        return self._wants_halves(tokens, launch.all_decode if launch.most_tokens else decodes, launch.media)
 
-    def _halves_of(self, tokens: int, only_decode: bool, media: bool = False) -> bool:
+    def _wants_halves(self, tokens: int, only_decode: bool, media: bool = False) -> bool:
         vision = self.model.spec.vision
         sees_later = media and vision is not None and bool(vision.sees)
         return self.config.halves(tokens, only_decode=only_decode) and not sees_later
@@ -157,7 +157,7 @@ class StepBody:
             halved: it will run as two micro-batches, each of which must know how many of its rows decode, so that these are not
                 counted; None: as a step of this exact shape does.
         """
-        halved = self._halves_of(shape.tokens, shape.only_decode, media) if halved is None else halved
+        halved = self._wants_halves(shape.tokens, shape.only_decode, media) if halved is None else halved
         batch = self._buffers.unpack(
             self.packed,
             num_tokens=shape.tokens,
@@ -195,8 +195,8 @@ class StepBody:
     def front(self, shape: LaunchShape, media: bool = False) -> tuple[StepBatch, torch.Tensor]:
         """The front half of a step of a graph's shape, padded: edits, unpack, ``outcome_states``; ``media``: see the plan."""
         self.apply_edits(self.config.edits_per_row * (shape.rows if shape.only_decode else max_edits(*shape[:3])))
-        # Contexts, and cached prefixes, may be of any length.
-        # How many rows decode beside prompts a graph does not know.
+        # Contexts, and cached prefixes, may be of any length. A graph of steps with prompts does not know how many rows decode
+        # beside them, which halves must.
         batch = self.unpack(
             shape, Bound(self.config.longest_row), media=media, halved=None if shape.only_decode else False
         )
@@ -209,7 +209,7 @@ class StepBody:
             counted: as in ``BatchBuffers.unpack``.
         """
         prompt, aligned = launch.prompt, [each for _, each in launch.aligned]
-        batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media, self.halves(launch))
+        batch = self.unpack(launch.shape, launch.max_seq_len_bound, counted, launch.media, self.runs_in_halves(launch))
         batch.prefix_bound, batch.most_tokens = launch.prefix_bound, launch.most_tokens
         if self._relay is not None:
             return self.back(batch, self.outcome_states(batch), variant), None

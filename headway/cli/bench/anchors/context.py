@@ -230,7 +230,7 @@ def step_ms(
     preempted = llm.stats().num_preemptions - preempted
     if preempted:
         raise RequestFailedError(
-            f"{preempted} of {rows} rows were preempted for want of memory and computed again, which is no decode step; "
+            f"of {rows} rows some were preempted for want of memory, {preempted} times, and computed again; that is no step; "
             "measure fewer rows, or on a card with more memory"
         )
     return (many - few) / (long - short) * 1e3
