@@ -117,6 +117,7 @@ def programs_section(programs: Report, card: Report) -> list[str]:
     lines.append("")
     if not card:
         return lines
+    note, card = card.get("note", ""), {name: line for name, line in card.items() if name != "note"}
     lines += [
         "| on a card | plain, s | guarded | with CUPTI | lines that wait | guard missed | simulation missed, said more |"
     ]
@@ -129,8 +130,4 @@ def programs_section(programs: Report, card: Report) -> list[str]:
         waits = len({finding["line"] for finding in line["findings"]})
         missed, more = (len(line.get(f"simulation_{key}", [])) for key in ("missed", "said_more"))
         lines.append(f"| {name} | {seconds} | {waits} | {len(line['guard_missed'])} | {missed}, {more} |")
-    return [*lines, "", *paragraph(
-        "What is missed here are waits of libraries' own start, once a process: `cudaFree` when a context is made, which no",
-        "line asks for, and handles that the first product or convolution makes. Lines are counted as the program's own.",
-        "Compilers took the processors meanwhile, so the seconds say little.",
-    )]  # fmt: skip
+    return [*lines, "", *(paragraph(note) if note else [])]

@@ -33,11 +33,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.driver_waits import heard_by_the_driver
 from headway.syncs.allowlist import AllowList
-from headway.syncs.cupti_probe import CuptiProbe
 from headway.syncs.errors import ProbeError
 from headway.syncs.findings import Log
-from headway.syncs.regions import PROCESS, judge
 from headway.syncs.session import watch
 
 FOLDER = Path(__file__).parent / "programs" / "syncs_sweep"
@@ -141,7 +140,7 @@ def attempt(program: Program, how: str, folder: Path) -> None:
     if how == CARD:
         work()  # loads kernels and makes handles, which waits, but once
         ended["live"] = told(watch(work, ["sweep"], AllowList(), driver="off").log)
-        ended["cupti"] = heard_by_the_driver(work)
+        ended["cupti"] = heard_of(work)
     if how != PLAIN:
         driver = "cupti" if how == CARD else "auto"
         run = watch(work, ["sweep"], AllowList(), simulate=how == SIMULATED, driver=driver)
@@ -162,16 +161,10 @@ def told(log: Log) -> list[dict[str, Any]]:
     ]
 
 
-def heard_by_the_driver(work: Callable[[], int]) -> list[dict[str, Any]]:
+def heard_of(work: Callable[[], int]) -> list[dict[str, Any]]:
     """What CUPTI alone hears of ``work``, of the lines that it can name: a wait on autograd's own thread has none."""
-    log, probe = Log(), CuptiProbe()
-    probe.attach(judge)
-    PROCESS.watch(log.add)
-    try:
+    with heard_by_the_driver() as (log, _):
         work()
-    finally:
-        PROCESS.unwatch(log.add)
-        probe.detach()
     return told(log)
 
 

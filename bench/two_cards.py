@@ -198,24 +198,17 @@ def waits(lab: Lab) -> dict[str, Any]:
 
 
 @contextmanager
-def heard_by_the_driver() -> Iterator[dict[str, int]]:
+def counted_by_the_driver() -> Iterator[dict[str, int]]:
     """Unsanctioned waits of all of this process's threads, by CUPTI; filled when the context ends."""
-    from headway.syncs import Log
-    from headway.syncs.cupti_probe import CuptiProbe
-    from headway.syncs.regions import PROCESS, judge
+    from bench.driver_waits import heard_by_the_driver
 
-    log, probe, found = Log(), CuptiProbe(), dict[str, int]()
-    probe.attach(judge)
-    PROCESS.watch(log.add)
-    try:
+    found = dict[str, int]()
+    with heard_by_the_driver() as (log, probe):
         yield found
-    finally:
-        PROCESS.unwatch(log.add)
-        found["calls seen"] = probe.calls_seen
-        probe.detach()
-        for finding in log.unsanctioned:
-            name = f"{finding.kind} {finding.call} {Path(finding.site.file).name}:{finding.site.line}"
-            found[name] = found.get(name, 0) + finding.count
+    found["calls seen"] = probe.calls_seen
+    for finding in log.unsanctioned:
+        name = f"{finding.kind} {finding.call} {Path(finding.site.file).name}:{finding.site.line}"
+        found[name] = found.get(name, 0) + finding.count
 
 
 def driver_waits(lab: Lab) -> dict[str, Any]:
@@ -229,7 +222,7 @@ def driver_waits(lab: Lab) -> dict[str, Any]:
         os.environ |= {FLAG: str(flag), WAITS: str(counts), DRIVER: "1"}
         with own_followers(), lab.open("qwen3_06b", **TP) as llm:
             lab.step_ms(llm, lab.rows[-2])
-            with heard_by_the_driver() as heard:
+            with counted_by_the_driver() as heard:
                 before = llm.stats().num_steps
                 found["ms"] = lab.step_ms(llm, lab.rows[-2], 1)
                 found["steps"] = llm.stats().num_steps - before
@@ -299,7 +292,7 @@ def follower(arguments: list[str]) -> int:
             follow(runner, inbox, world)
             return
         if DRIVER in os.environ:
-            with heard_by_the_driver() as heard:
+            with counted_by_the_driver() as heard:
                 follow(runner, inbox, world)
             Path(os.environ[WAITS]).write_text(json.dumps(heard))
             return

@@ -113,7 +113,7 @@ def pages_of(case: Case, inputs: PagedInputs) -> tuple[torch.Tensor, torch.Tenso
         [inputs.block_tables[slot, :count] for slot, count in zip(slots, counts[1:].tolist(), strict=True)]
     )
     last = torch.tensor([(context - 1) % BLOCK + 1 for _, context in case.rows], dtype=torch.int32)
-    return counts.cumsum(0).to(torch.int32).cuda(), pages.contiguous(), last.cuda()
+    return counts.cumsum(0).to(torch.int32).to(pages.device), pages.contiguous(), last.to(pages.device)
 
 
 def theirs(case: Case, layers: list[PagedInputs], *, decode: bool, **kind: Any) -> list[Call]:
