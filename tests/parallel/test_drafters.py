@@ -197,7 +197,7 @@ def test_the_first_rank_has_the_say_on_what_is_accepted(monkeypatch: pytest.Monk
     ("method", "depth", "seed"),
     [("eagle3", 2, 41), *(pytest.param(each, 4, 42, marks=pytest.mark.soak) for each in METHODS)],
 )
-def test_on_the_simulated_device(method: str, depth: int, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_the_simulated_device(method: str, depth: int, seed: int) -> None:
     small: dict[str, Any] = {"max_num_seqs": 2, "max_num_batched_tokens": 12, "run_ahead": depth}
     found = answers_of(method, requests(), device=f"sim:{seed}", **small, **TWO)
     compare(found[0], one_rank(method, 0.0)[0])

@@ -14,7 +14,6 @@ import pytest
 
 from headway.core.config import EngineArgs, Thresholds
 from headway.core.messages import AddRequest, EngineStats
-from headway.engine import boot, sizes
 from headway.engine.boot import build_engine
 from tests.engine.harness import Answer, request, run
 from tests.engine.test_depths import close
@@ -51,22 +50,6 @@ def wanted(kind: tuple[str, Path]) -> dict[str, Answer]:
     found = run(core, requests())
     core.shutdown()
     return found
-
-
-@pytest.fixture
-def small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hardly more blocks than the longest request may want, whatever a rank's part of one takes. And rows of five tokens make
-    keys and values of cached latents, in pieces."""
-    monkeypatch.setattr("headway.core.latents.SHORT_ROW", 4)
-    monkeypatch.setattr("headway.core.latents.SMALL_STEP", 4)
-    monkeypatch.setattr("headway.attention.mla.PIECE_BYTES", 0)
-    fit = sizes.fit_context
-
-    def tight(size: Any, layout: Any, block_bytes: int, budget: int, *, explicit: bool) -> Any:
-        blocks = sizes._blocks_for(size, layout, size.max_model_len) + 1
-        return fit(size, layout, block_bytes, min(budget, blocks * block_bytes), explicit=explicit)
-
-    monkeypatch.setattr(boot, "fit_context", tight)
 
 
 def arguments(folder: Path, **more: Any) -> EngineArgs:

@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 
-from headway.core.config import EngineArgs, Thresholds
+from headway.core.config import EngineArgs
 from headway.core.messages import AddRequest, EngineStats
-from headway.engine import boot, sizes
 from headway.engine.boot import build_engine
 from headway.runner import halves
 from headway.state.batch import StepBatch
@@ -25,15 +24,13 @@ from tests.engine.test_depths import close
 from tests.engine.tiny_grammars import PATTERN, VOCABULARY, automaton
 from tests.parallel.families import MIXTURES, configuration, write
 from tests.parallel.test_engine import HALVES, THREADS
+from tests.parallel.test_engines_of_kinds import DRAFTS, OFTEN, TOLERANCE
 from tests.parallel.waits import watched
 
 KINDS = ("v2-lite", "v3.2-experts", "falcon-h1", "qwen3-next-moe", "mistral")
 """Latents, an indexer, states beside attention, states cut by heads and experts, windows."""
-DRAFTS = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1, "adaptive": False}
-TOLERANCE = 1e-3
-"""Of log-probabilities: sums over ranks are rounded in another order, which some of these models enlarge."""
-OFTEN = Thresholds(checkpoint_every=16)
-"""States are kept behind every second block."""
+
+pytestmark = pytest.mark.usefixtures("small_pool")
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -46,20 +43,6 @@ def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def wanted(kind: tuple[str, Path]) -> dict[str, Answer]:
     return answers(kind[1], enable_prefix_caching=False)[0]
-
-
-@pytest.fixture(autouse=True)
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headway.core.latents.SHORT_ROW", 4)
-    monkeypatch.setattr("headway.core.latents.SMALL_STEP", 4)
-    monkeypatch.setattr("headway.attention.mla.PIECE_BYTES", 0)
-    fit = sizes.fit_context
-
-    def tight(size: Any, layout: Any, block_bytes: int, budget: int, *, explicit: bool) -> Any:
-        blocks = sizes._blocks_for(size, layout, size.max_model_len) + 1
-        return fit(size, layout, block_bytes, min(budget, blocks * block_bytes), explicit=explicit)
-
-    monkeypatch.setattr(boot, "fit_context", tight)
 
 
 def requests(number: int = 6) -> list[AddRequest]:
