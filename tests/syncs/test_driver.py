@@ -206,7 +206,7 @@ def test_the_driver_alone_names_lines(cupti: FakeCupti) -> None:
         cupti.call("cudaStreamSynchronize", "cuStreamSynchronize")
         return 0
 
-    (found,) = syncs_sweep.heard_by_the_driver(work)
+    (found,) = syncs_sweep.heard_of(work)
     assert (found["file"], found["kind"], found["count"]) == ("fake_cupti.py", "stream", 1)
     assert cupti.callback is None and not PROCESS.listeners
 
